@@ -1,0 +1,75 @@
+"""Events to bytes and back: one JSON object a record, `{"seq":…,"at_ns":…,"event":"issued.1",…}`.
+
+An old log stays readable for ever: an upcaster is a pure function on the decoded object, one version step each. Nothing
+read is trusted: what does not decode raises `BadRecord` with the reason. Opens no file.
+"""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from lifecycle.errors import LifecycleError, SchemaTooNew
+from lifecycle.events import EVENT_TYPES, AnyEvent, Record
+
+Upcaster = Callable[[dict[str, object]], dict[str, object]]
+
+UPCASTERS: Mapping[str, Upcaster] = {}
+"""By the wire name they read, for example `issued.1` -> an object of `issued.2`."""
+
+
+class BadRecord(LifecycleError):
+    """Raised when bytes are not an event record."""
+
+
+class _Place(msgspec.Struct, frozen=True, gc=False):
+    seq: int
+    at_ns: int
+
+
+class _Name(msgspec.Struct, frozen=True, gc=False):
+    event: str
+
+
+_ENCODER = msgspec.json.Encoder()
+_EVENT = msgspec.json.Decoder(AnyEvent)
+_PLACE = msgspec.json.Decoder(_Place)
+_NAME = msgspec.json.Decoder(_Name)
+
+
+def encode(record: Record) -> bytes:
+    """Return the record as one line without its newline."""
+    return b'{"seq":%d,"at_ns":%d,' % (record.seq, record.at_ns) + _ENCODER.encode(record.event)[1:]
+
+
+def decode(line: bytes, upcasters: Mapping[str, Upcaster] = UPCASTERS) -> Record:
+    """Return the record of one line. Raises `BadRecord`, or `SchemaTooNew` for an event or version we do not know yet."""
+    try:
+        place = _PLACE.decode(line)
+        try:
+            return Record(place.seq, place.at_ns, _EVENT.decode(line))
+        except msgspec.ValidationError:
+            return Record(place.seq, place.at_ns, _upcast(line, upcasters))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRecord(f"cannot read an event record: {error}") from error
+
+
+def _upcast(line: bytes, upcasters: Mapping[str, Upcaster]) -> AnyEvent:
+    wire = _NAME.decode(line).event
+    if wire not in upcasters:
+        if wire not in EVENT_TYPES:
+            raise SchemaTooNew(_too_new(wire))
+        return _EVENT.decode(line)  # known name, wrong fields: raises what is wrong with them
+    value = msgspec.json.decode(line)
+    while wire in upcasters:
+        value = upcasters[wire](value)
+        wire = str(value["event"])
+    return msgspec.convert(value, AnyEvent)
+
+
+def _too_new(wire: str) -> str:
+    name, _, version = wire.partition(".")
+    known = sorted(tag for tag in EVENT_TYPES if tag.partition(".")[0] == name)
+    shown = wire if len(wire) <= 80 else wire[:77] + "..."
+    if known:
+        return f"cannot read event {shown!r}: this library reads {name} up to {known[-1]} (use a newer library)"
+    return f"cannot read event {shown!r}: this library knows no event of that name (use a newer library)"

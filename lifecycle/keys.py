@@ -4,7 +4,7 @@ The only way from tokens to keys, used by reader and writer alike, so that read 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -34,7 +34,7 @@ class Namespace:
             return b""
         hasher = sha256()
         for value in fields:  # length first, so that ("ab", "c") and ("a", "bc") differ
-            data = value.encode()
+            data = value.encode("utf-8", "surrogatepass")  # a path that is not UTF-8 reaches us with lone surrogates
             hasher.update(len(data).to_bytes(4, "little") + data)
         return hasher.digest()
 
@@ -47,13 +47,11 @@ class KeyChain(tuple[str, ...]):
 
     __slots__ = ()
 
-    def __new__(cls, keys: Sequence[str] = ()) -> "KeyChain":
+    def __new__(cls, keys: Iterable[str] = ()) -> "KeyChain":
         """Check and keep the keys; raises `BadKey` with the first page whose key is not a hex SHA-256."""
         if isinstance(keys, KeyChain):
             return keys
-        for page, key in enumerate(keys):
-            check_key(key, page)
-        return super().__new__(cls, keys)
+        return super().__new__(cls, [check_key(key, page) for page, key in enumerate(keys)])
 
 
 def check_key(key: str, page: int | None = None) -> str:
@@ -83,9 +81,13 @@ def page_keys(
     Raises `BadTokens` for ids that do not fit and for a page size below 1.
     """
     pages = page_count(len(tokens), page_size, bigram)
-    ids = np.asarray(tokens)
+    try:
+        ids = np.asarray(tokens)
+    except ValueError as error:  # lists of different lengths
+        raise BadTokens(f"cannot hash {len(tokens)} tokens: need a flat list of whole numbers ({error})") from error
     if ids.size and (ids.ndim != 1 or ids.dtype.kind not in "iu"):
-        raise BadTokens(f"cannot hash tokens of shape {ids.shape} and type {ids.dtype}: need a flat list of whole numbers")
+        what = f"tokens of shape {ids.shape} and type {ids.dtype}"
+        raise BadTokens(f"cannot hash {what}: need a flat list of whole numbers")
     wrong = np.flatnonzero((ids < 0) | (ids > 0xFFFFFFFF)) if ids.size else ids
     if wrong.size:
         at = int(wrong[0])
@@ -103,5 +105,5 @@ def page_keys(
 
 
 def _check_page_size(page_size: int) -> None:
-    if page_size < 1:
-        raise BadTokens(f"cannot make pages of {page_size} tokens: use a page size of at least 1")
+    if not isinstance(page_size, (int, np.integer)) or page_size < 1:
+        raise BadTokens(f"cannot make pages of {page_size!r} tokens: use a whole page size of at least 1")

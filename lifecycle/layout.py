@@ -1,8 +1,10 @@
 """Typed declarations of the pools of a model, checked when they are built.
 
-Which outcome rule applies to a model follows from these declarations, never from a flag. Knows nothing of bytes or ranks.
+Which outcome rule applies to a model follows from these declarations, never from a flag. Knows nothing of bytes and
+ranks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -36,7 +38,10 @@ class Need(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One kind of per-page state. A pool that rides on another uses that pool's host slots and is never released itself."""
+    """One kind of per-page state.
+
+    A pool that rides on another uses that pool's host slots and is never released itself.
+    """
 
     name: str
     coverage: Coverage = AllPages()
@@ -124,12 +129,14 @@ def _check(layout: Layout) -> None:
     seen: set[str] = set()
     for pool in layout.pools:
         if not pool.name.isidentifier() or not pool.name.isascii() or len(pool.name) > 64:
-            raise refuse(pool.name, "a pool name is up to 64 ASCII letters, digits and underscores")
+            raise refuse(pool.name, "a pool name is up to 64 ASCII letters, digits and underscores, the first no digit")
         if pool.name in seen:
             raise refuse(pool.name, "declared twice")
         seen.add(pool.name)
-        if isinstance(pool.coverage, TrailingPages) and pool.coverage.window_pages < 1:
-            raise refuse(pool.name, f"a window of {pool.coverage.window_pages} pages covers nothing; use at least 1")
+        if isinstance(pool.coverage, TrailingPages):
+            window = pool.coverage.window_pages
+            if not isinstance(window, int) or window < 1:
+                raise refuse(pool.name, f"a window of {window!r} pages is none; use a whole number of at least 1")
         if pool.rides_on is None:
             continue
         host = by_name.get(pool.rides_on)
@@ -158,7 +165,7 @@ def kv_only(draft: bool = False) -> Layout:
 
 
 def dsa(draft: bool = False) -> Layout:
-    """Return the layout of sparse-attention models with an indexer page for each KV page (GLM-5.x, DeepSeek-V3.2, MiniMax)."""
+    """Return the layout of sparse-attention models: an indexer page per KV page (GLM-5.x, DeepSeek-V3.2, MiniMax)."""
     return Layout("dsa", _draft((Pool(KV), Pool("indexer", rides_on=KV)), draft))
 
 
@@ -169,7 +176,7 @@ def swa(window_pages: int = 4, draft: bool = False) -> Layout:
 
 
 def mamba(draft: bool = False) -> Layout:
-    """Return the layout of models with recurrent layers: one state at the end of the prefix, which nothing can rebuild."""
+    """Return the layout of models with recurrent layers: one state, at the end of the prefix, that nothing rebuilds."""
     return Layout("mamba", _draft((Pool(KV), Pool("mamba", TrailingPages(1))), draft))
 
 
@@ -189,7 +196,13 @@ def deepseek_v4(window_pages: int = 4, draft: bool = False) -> Layout:
     return Layout("deepseek_v4", _draft(pools, draft))
 
 
-PRESETS = {"kv_only": kv_only, "dsa": dsa, "swa": swa, "mamba": mamba, "deepseek_v4": deepseek_v4}
+PRESETS: dict[str, Callable[..., Layout]] = {
+    "kv_only": kv_only,
+    "dsa": dsa,
+    "swa": swa,
+    "mamba": mamba,
+    "deepseek_v4": deepseek_v4,
+}
 
 
 def preset(name: str, draft: bool = False) -> Layout:

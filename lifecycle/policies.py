@@ -1,11 +1,16 @@
-"""What the operator chooses: when to stop, what to do under pressure, and the limits. Plain values, checked when built."""
+"""What the operator chooses: when to stop, what to do under pressure, and the limits.
+
+Plain values, checked when they are built. Reads no file and no environment.
+"""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isfinite
 
 from lifecycle.errors import ConfigError
 
 NS_PER_S = 1_000_000_000
+MOST_PAGES = 2**31 - 2  # INT32_MAX is the neutral value of a round
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,10 @@ class Timeout:
     name: str = field(default="timeout", init=False)
 
     def __post_init__(self) -> None:
-        if not (0 <= self.base_s <= self.max_s and self.per_ki_token_s >= 0 and self.max_s > 0):
-            raise ConfigError(f"cannot use {self}: need 0 <= base_s <= max_s, per_ki_token_s >= 0 and max_s > 0")
+        finite = isfinite(self.base_s) and isfinite(self.per_ki_token_s) and isfinite(self.max_s)
+        if not (finite and 0 <= self.base_s <= self.max_s and self.per_ki_token_s >= 0 and self.max_s > 0):
+            need = "0 <= base_s <= max_s, per_ki_token_s >= 0 and max_s > 0, all finite"
+            raise ConfigError(f"cannot use {self}: need {need}")
 
     def limit_ns(self, tokens: int) -> int:
         """Return the limit for `tokens` tokens, in nanoseconds."""
@@ -76,7 +83,10 @@ class OnShortfall(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Everything an operator sets, equal on all ranks. Lengths in pages except fields named `_tokens`; times in seconds."""
+    """Everything an operator sets, equal on all ranks. Raises `ConfigError` for what makes no sense.
+
+    Lengths are in pages except in fields named `_tokens`; times are in seconds.
+    """
 
     stop: StopPolicy = Timeout()
     pressure: Pressure = Pressure.SHRINK
@@ -93,19 +103,23 @@ class Policies:
     stuck_after_tries: int = 100  # a failing port is reported as stuck after so many ticks
 
     def __post_init__(self) -> None:
-        for name in ("threshold_pages", "max_pages", "row_capacity", "mask_capacity", "batch_pages", "stuck_after_tries"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"cannot use {name}={getattr(self, name)}: need at least 1")
+        for name, kinds in _CHOICES.items():  # a plain "degrade" equals the member and yet is not it
+            if not isinstance(getattr(self, name), kinds):
+                need = " or ".join(kind.__name__ for kind in kinds)
+                raise ConfigError(f"cannot use {name}={getattr(self, name)!r}: need {need}")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(f"cannot use {name}={value!r}: need a whole number of at least {least}")
         if self.batch_pages > 128:
             raise ConfigError(f"cannot use batch_pages={self.batch_pages}: stores take at most 128 keys a call")
+        if self.max_pages > MOST_PAGES:
+            raise ConfigError(f"cannot use max_pages={self.max_pages}: rounds carry 32 bits, up to {MOST_PAGES}")
         if self.threshold_pages > self.max_pages:
-            raise ConfigError(f"cannot use threshold_pages={self.threshold_pages}: it is over max_pages={self.max_pages}")
-        if self.lag_ticks < 0 or self.max_lost_reads < 0 or self.lost_read_s <= 0:
-            raise ConfigError("cannot use a negative lag_ticks or max_lost_reads, or a lost_read_s that is not above 0")
-        if self.limit_tokens < 1:
-            raise ConfigError(
-                f"cannot use limit_tokens={self.limit_tokens}: every prefetch would be declined (set a limit above 0)"
-            )
+            over = f"it is over max_pages={self.max_pages}"
+            raise ConfigError(f"cannot use threshold_pages={self.threshold_pages}: {over}")
+        if not (isfinite(self.lost_read_s) and self.lost_read_s > 0):
+            raise ConfigError(f"cannot use lost_read_s={self.lost_read_s}: need a finite time above 0")
 
     @property
     def degrade(self) -> bool:
@@ -116,3 +130,22 @@ class Policies:
     def lost_read_ns(self) -> int:
         """`lost_read_s` in nanoseconds."""
         return int(self.lost_read_s * NS_PER_S)
+
+
+_CHOICES: dict[str, tuple[type, ...]] = {
+    "stop": (BestEffort, WaitComplete, Timeout),
+    "pressure": (Pressure,),
+    "shortfall": (OnShortfall,),
+}
+
+_LEAST = {
+    "threshold_pages": 1,
+    "max_pages": 1,
+    "limit_tokens": 1,  # with 0 every prefetch would be declined
+    "max_lost_reads": 0,
+    "row_capacity": 1,
+    "mask_capacity": 1,
+    "lag_ticks": 0,
+    "batch_pages": 1,
+    "stuck_after_tries": 1,
+}

@@ -1,10 +1,10 @@
 """Sets of page numbers as sorted half-open ranges.
 
-A `Ranges` is a tuple of `(start, stop)` pairs, sorted, disjoint, non-touching, none empty. `((2, 5),)` is pages 2, 3, 4.
-Slot numbers use the same type. Knows nothing of pools or prefetches.
+A `Ranges` is a tuple of `(start, stop)` pairs, sorted, disjoint, non-touching, none empty. `((2, 5),)` is pages 2, 3
+and 4. Slot numbers use the same type. Knows nothing of pools or prefetches.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -79,7 +79,7 @@ def is_ranges(ranges: Ranges) -> bool:
     return all(0 <= start < stop for start, stop in ranges) and all(a[1] < b[0] for a, b in pairwise(ranges))
 
 
-def runs(numbers: Iterable[int] | NDArray[np.int32]) -> tuple[Range, ...]:
+def runs(numbers: Sequence[int] | NDArray[np.int32]) -> tuple[Range, ...]:
     """Return consecutive ascending runs of `numbers`, in their order: 5 6 7 2 3 gives (5, 8), (2, 4).
 
     Not a set: the order is that of the pages which the slots belong to.

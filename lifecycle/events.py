@@ -6,7 +6,7 @@ independent of Python names; `codec.py` reads and writes them.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import msgspec
 
@@ -233,13 +233,12 @@ class Clamped(Event, frozen=True, tag="clamped.1"):
 
 
 class Discarded(Event, frozen=True, tag="discarded.1"):
-    """Nothing is published. `pool` names the pool that fell short, where one did. `landed` is this rank's run per pool."""
+    """Nothing is published. `pool` names the pool that fell short, where one did. What landed here is in the events before."""
 
     REPLICATED: ClassVar = ("prefetch", "reason", "pool")
     prefetch: int
     reason: Reason
     pool: str | None
-    landed: dict[str, int]
 
 
 # --- effects: each discharges an obligation -----------------------------------------------------------------------------
@@ -415,7 +414,5 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     event: AnyEvent
 
 
-EVENT_TYPES: Mapping[str, type[Event]] = {
-    cls.__struct_config__.tag: cls for cls in AnyEvent.__args__  # type: ignore[misc,attr-defined]
-}
+EVENT_TYPES: Mapping[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in get_args(AnyEvent)}
 """Every event type by its wire name."""

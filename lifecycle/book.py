@@ -1,0 +1,121 @@
+"""Everything that one rank's log says: the replica, this rank's side of each prefetch, and its host pages, as one fold.
+
+`fold(log) == live state` holds because the live coordinator changes its book by `apply` alone.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from lifecycle import ranges as r
+from lifecycle.errors import IllegalTransition
+from lifecycle.events import (
+    Adopted, AnchorUnlocked, Clamped, Closed, Committed, Event, Evicted, HostHandedOver, HostQuarantined, HostReleased,
+    HostReserved, Issued, LateWriteEnded, PagesUnlocked, TokensCredited, TokensReturned,
+)  # fmt: skip
+from lifecycle.layout import Layout
+from lifecycle.local import Local, evolve_local
+from lifecycle.replica import Replica
+
+_LOCAL_REFUSES = (TokensReturned, TokensCredited)
+
+
+class Book:
+    """The state of one rank. Page counts are per pool with own slots."""
+
+    __slots__ = ("degrade", "held_pages", "layout", "local", "locks", "quarantined_pages", "replica", "resident_pages", "tainted_pages")
+
+    def __init__(self, layout: Layout, budget_pages: Mapping[str, int], degrade: bool = False) -> None:
+        self.layout = layout
+        self.degrade = degrade
+        self.replica = Replica(layout, budget_pages)
+        self.local: dict[int, Local] = {}
+        own = [pool.name for pool in layout.own]
+        self.held_pages = dict.fromkeys(own, 0)  # reserved by prefetches, on this rank
+        self.resident_pages = dict.fromkeys(own, 0)  # owned by the index, on this rank
+        self.quarantined_pages = dict.fromkeys(own, 0)
+        self.tainted_pages = dict.fromkeys(own, 0)  # resident, with a lost read: quarantined when evicted
+        self.locks = 0
+
+    def apply(self, event: Event) -> None:
+        """Fold one event. What is not legal raises and changes nothing."""
+        id_ = getattr(event, "prefetch", None)
+        local = self.local.get(id_) if id_ is not None else None
+        if id_ is not None and local is None and type(event) is not Issued:
+            raise IllegalTransition(id_, type(event).__name__, "not in flight", ())
+        # Both sides must agree; the one that may refuse goes first, so that a refusal changes nothing.
+        if local is not None and isinstance(event, _LOCAL_REFUSES):
+            evolve_local(local, event)
+            self.replica.apply(event)
+        else:
+            self.replica.apply(event)
+            if local is not None:
+                evolve_local(local, event)
+        if type(event) is Issued:
+            self.local[event.prefetch] = Local(self.layout, self.degrade, self.replica.in_flight[event.prefetch])
+        self._count(event)
+        if local is not None and local.shared.closed and not local.obligations.resident_lock:
+            if type(event) is Closed and not local.obligations.settled:
+                return  # closed by this rank alone (shutdown): what is still open stays on the book
+            del self.local[local.shared.id]
+
+    def _count(self, event: Event) -> None:
+        match event:
+            case HostReserved(pool=pool, pages=(lo, hi)):
+                self.held_pages[pool] += hi - lo
+            case HostReleased(pool=pool, pages=pages):
+                self.held_pages[pool] -= r.count(pages)
+            case HostQuarantined(pool=pool, pages=pages):
+                self.held_pages[pool] -= r.count(pages)
+                self.quarantined_pages[pool] += r.count(pages)
+            case HostHandedOver(pool=pool, pages=pages):
+                self.held_pages[pool] -= r.count(pages)
+                self.resident_pages[pool] += r.count(pages)
+            case LateWriteEnded(pool=pool, pages=pages, lost=True):
+                self.tainted_pages[pool] += r.count(pages)
+            case Adopted(pages=adopted):
+                for pool, count in adopted.items():
+                    self.resident_pages[pool] += count
+            case Evicted(pool=pool, pages=count, quarantined=slots):
+                self.resident_pages[pool] -= count
+                self.tainted_pages[pool] -= sum(hi - lo for lo, hi in slots)
+                self.quarantined_pages[pool] += sum(hi - lo for lo, hi in slots)
+            case Issued() | Committed() | Clamped():
+                self.locks += 1
+            case AnchorUnlocked() | PagesUnlocked():
+                self.locks -= 1
+            case _:
+                pass
+
+    def open_obligations(self) -> int:
+        """Return how many obligations of any prefetch are open on this rank."""
+        return sum(len(local.obligations.open_names()) for local in self.local.values())
+
+    def faults(self) -> list[str]:
+        """Return what does not add up in the book itself."""
+        faults = []
+        tokens = sum(local.obligations.tokens or 0 for local in self.local.values())
+        if tokens != self.replica.occupied_tokens:
+            faults.append(f"{self.replica.occupied_tokens} tokens are occupied, prefetches reserved {tokens}")
+        for pool, held in self.held_pages.items():
+            pages = sum(r.count(local.obligations.pages.get(pool, r.EMPTY)) for local in self.local.values())
+            if pages != held:
+                faults.append(f"{held} pages of {pool} are held, prefetches owe {pages}")
+            reserved = sum(
+                hi - lo - r.count(p.taken.get(pool, r.EMPTY))
+                for p in self.replica.in_flight.values()
+                for lo, hi in [p.reserved.get(pool, (0, 0))]
+            )
+            if reserved != self.replica.reserved_pages[pool]:
+                faults.append(f"{self.replica.reserved_pages[pool]} pages of {pool} are reserved, prefetches say {reserved}")
+        locks = sum(o.anchor + o.resident_lock for o in (local.obligations for local in self.local.values()))
+        if locks != self.locks:
+            faults.append(f"{self.locks} locks are held, prefetches owe {locks}")
+        return faults
+
+
+def fold(layout: Layout, budget_pages: Mapping[str, int], events: Iterable[Event], degrade: bool = False) -> Book:
+    """Return the book that the events lead to; raises what `apply` raises at the first one that is not legal."""
+    book = Book(layout, budget_pages, degrade)
+    for event in events:
+        book.apply(event)
+    return book
+

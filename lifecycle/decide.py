@@ -1,0 +1,140 @@
+"""The decisions of the lifecycle. Each is pure: a view and facts in, events out. Changes nothing, calls nobody.
+
+Who may decide what: `issue` and `end` follow from commands, `row`, `plan` and `outcome` from the reduced rows of a round.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from lifecycle import coverage
+from lifecycle.coverage import Flags
+from lifecycle.events import (
+    Capped, Clamped, Closed, Committed, Declined, Discarded, Event, Issued, PlanAgreed, Synced, Terminated,
+    TokensCredited, TokensReturned,
+)  # fmt: skip
+from lifecycle.layout import KV, Layout, OutcomeRule
+from lifecycle.policies import Policies
+from lifecycle.prefetch import Prefetch
+from lifecycle.ranges import EMPTY, Ranges, count
+from lifecycle.reasons import Reason
+from lifecycle.replica import Replica
+from lifecycle.rows import Report
+from lifecycle.states import State
+
+
+def issue(
+    replica: Replica,
+    policies: Policies,
+    page_size_tokens: int,
+    request: str,
+    attempt: int,
+    keys: Sequence[str],
+    start_page: int,
+    anchor_key: str,
+    refused: Reason | None = None,
+) -> Issued | Declined:
+    """Decide whether a prefetch of [start_page, len(keys)) begins.
+
+    The span is cut to `max_pages` and to what the limit allows with nothing else in flight. `refused` is a reason that
+    was agreed or found before (readers lost, anchor lost).
+    """
+    limit_pages = policies.limit_tokens // page_size_tokens
+    end_page = min(len(keys), start_page + policies.max_pages, start_page + limit_pages)
+    tokens = (end_page - start_page) * page_size_tokens
+    reason = refused
+    if reason is None and end_page - start_page < policies.threshold_pages:
+        reason = Reason.TOO_SHORT
+    if reason is None and replica.occupied_tokens + tokens > policies.limit_tokens:
+        reason = Reason.RATE_LIMITED
+    if reason is not None:
+        return Declined(request, attempt, reason, start_page, end_page, replica.occupied_tokens, policies.limit_tokens)
+    return Issued(replica.next_id, request, attempt, start_page, end_page, keys[end_page - 1], anchor_key, tokens)
+
+
+def end(prefetch: Prefetch, reason: Reason, pool: str | None = None) -> tuple[Event, ...]:
+    """Decide that nothing of the prefetch is published, whatever landed."""
+    return Discarded(prefetch.id, reason, pool), TokensReturned(prefetch.id, prefetch.reserved_tokens)
+
+
+def row(
+    layout: Layout, prefetch: Prefetch, report: Report, landed_here: Mapping[str, int], participants: int, round_number: int
+) -> tuple[Event, ...]:
+    """Decide what the agreed report of one prefetch means. Plans and outcomes are decided apart."""
+    if prefetch.terminal:
+        return (Closed(prefetch.id),) if report.settled and not prefetch.closed else ()
+    names = [pool.name for pool in layout.pools]
+    synced = Synced(prefetch.id, dict(zip(names, report.landed, strict=True)), participants, round_number)
+    if prefetch.state is State.TERMINATED:
+        return (synced,) if report.final else ()
+    events: list[Event] = []
+    if prefetch.state is State.TRANSFERRING and report.ceiling_page < prefetch.ceiling_page:
+        events.append(Capped(prefetch.id, report.ceiling_page))
+    if report.final:
+        events += [Terminated(prefetch.id, _why_final(prefetch, report), dict(landed_here)), synced]
+    elif report.must_stop:
+        events.append(Terminated(prefetch.id, Reason.of_code(report.reason), dict(landed_here)))
+    elif report.can_stop:
+        events.append(Terminated(prefetch.id, Reason.BEST_EFFORT, dict(landed_here)))
+    return tuple(events)
+
+
+def _why_final(prefetch: Prefetch, report: Report) -> Reason:
+    if report.must_stop:
+        return Reason.of_code(report.reason)
+    complete = min(report.ceiling_page, prefetch.ceiling_page) >= prefetch.plan_page
+    return Reason.COMPLETED if complete else Reason.READ_FAILED
+
+
+def hit_is_known(prefetch: Prefetch, report: Report) -> bool:
+    """Say whether the agreed report lets a plan be made: every rank has asked its shard."""
+    return prefetch.state is State.ISSUED and report.hit_page >= 0 and not (report.must_stop or report.can_stop)
+
+
+def too_little(prefetch: Prefetch, policies: Policies, report: Report) -> tuple[Event, ...]:
+    """Decide whether the shortest of the ranks' hits already says no, without asking for the sets."""
+    if report.hit_page - prefetch.start_page >= policies.threshold_pages:
+        return ()
+    code = report.reason
+    known = code <= Reason.BELOW_THRESHOLD.code  # NEUTRAL: no rank alone was short
+    return end(prefetch, Reason.of_code(code) if known else Reason.BELOW_THRESHOLD)
+
+
+def plan(
+    layout: Layout, policies: Policies, prefetch: Prefetch, lengths: Flags, room: Mapping[str, int]
+) -> tuple[Event, ...]:
+    """Decide what is read, from the lengths that all ranks can restore and the room that the budgets leave."""
+    made = coverage.plan(layout, policies, prefetch.start_page, lengths, room)
+    if isinstance(made, Reason):
+        return end(prefetch, made)
+    return (PlanAgreed(prefetch.id, made.hit_page, made.plan_page, made.cut, dict(made.reserved), made.left_out),)
+
+
+def usable(layout: Layout, policies: Policies, prefetch: Prefetch) -> coverage.Outcome:
+    """Apply the outcome rule to a synced prefetch; a prefetch without a plan has nothing usable."""
+    if not prefetch.reserved:
+        return coverage.Outcome(prefetch.start_page)
+    return coverage.outcome(
+        layout, policies.degrade, prefetch.start_page, prefetch.plan_page, prefetch.left_out, prefetch.agreed
+    )
+
+
+def outcome(
+    layout: Layout,
+    policies: Policies,
+    page_size_tokens: int,
+    prefetch: Prefetch,
+    found: coverage.Outcome,
+    taken: Mapping[str, Ranges] | Reason,
+) -> tuple[Event, ...]:
+    """Decide the end of a synced prefetch: `found` is its usable length, `taken` what the index would take of it."""
+    reason = prefetch.reason or Reason.COMPLETED
+    if found.usable_page <= prefetch.start_page:
+        if prefetch.reserved and layout.rule(policies.degrade) is OutcomeRule.ALL_OR_NOTHING:
+            reason = Reason.SHORTFALL
+        return end(prefetch, reason, found.short)
+    if isinstance(taken, Reason):
+        return end(prefetch, taken)
+    credit = TokensCredited(prefetch.id, count(taken.get(KV, EMPTY)) * page_size_tokens)
+    returned = TokensReturned(prefetch.id, prefetch.reserved_tokens)
+    if found.usable_page == prefetch.plan_page:
+        return Committed(prefetch.id, found.usable_page, dict(taken), found.dropped), credit, returned
+    return Clamped(prefetch.id, found.usable_page, dict(taken), found.dropped, reason), credit, returned

@@ -1,0 +1,180 @@
+"""The replica: what is the same on all ranks, as the fold of replicated events, and the digest that travels with rounds.
+
+Only two things change it: commands that the scheduler gives alike on all ranks, and the reduced result of a round.
+Knows nothing of slots, clocks or reads.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+
+import msgspec
+import xxhash
+
+from lifecycle import ranges as r
+from lifecycle.errors import ObligationError
+from lifecycle.events import (
+    Adopted, Clamped, Closed, Committed, Declined, Event, Evicted, Issued, LoadedTaken, PlanAgreed, QuarantineAgreed,
+    RequestFinished, TokensCredited, TokensReturned,
+)  # fmt: skip
+from lifecycle.layout import Layout
+from lifecycle.prefetch import Prefetch, evolve
+
+DIGEST_BITS = 62
+"""Two 31-bit words of a round's header."""
+
+_ENCODE = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What is kept of a request until it is finished."""
+
+    attempt: int
+    prefetch: int | None = None  # the newest attempt's, while it is not closed
+    issued: bool = False  # whether that attempt has, or had, a prefetch
+    loaded_tokens: int = 0
+    taken: bool = False
+
+
+class Replica:
+    """Prefetches, budgets, occupancy and requests, equal on all ranks after every round."""
+
+    __slots__ = (
+        "budget_pages", "digest", "in_flight", "layout", "next_id", "occupied_tokens", "quarantined_pages", "requests",
+        "reserved_pages", "resident_pages", "_ids",
+    )  # fmt: skip
+
+    def __init__(self, layout: Layout, budget_pages: Mapping[str, int]) -> None:
+        self.layout = layout
+        self.budget_pages = {pool.name: budget_pages[pool.name] for pool in layout.own}
+        self.in_flight: dict[int, Prefetch] = {}
+        self._ids: list[int] = []
+        self.requests: dict[str, RequestState] = {}
+        self.next_id = 1
+        self.occupied_tokens = 0
+        self.reserved_pages = dict.fromkeys(self.budget_pages, 0)
+        self.resident_pages = dict.fromkeys(self.budget_pages, 0)
+        self.quarantined_pages = dict.fromkeys(self.budget_pages, 0)
+        self.digest = 0
+
+    def budget(self, pool: str) -> int:
+        """Return the pages of an own pool that no rank has promised to anyone: below zero after a late quarantine."""
+        promised = self.resident_pages[pool] + self.quarantined_pages[pool] + self.reserved_pages[pool]
+        return self.budget_pages[pool] - promised
+
+    def next_ids(self, after: int, count: int) -> list[int]:
+        """Return up to `count` ids in flight, in id order from the first one above `after`, wrapping."""
+        if len(self._ids) <= count:
+            return list(self._ids)
+        start = bisect_right(self._ids, after)
+        chosen = self._ids[start : start + count]
+        return chosen + self._ids[: count - len(chosen)]
+
+    def newest(self, request: str) -> Prefetch | None:
+        """Return the prefetch of the newest attempt of a request, while it is in flight."""
+        state = self.requests.get(request)
+        return None if state is None or state.prefetch is None else self.in_flight.get(state.prefetch)
+
+    def apply(self, event: Event) -> None:
+        """Fold one event: changes the replica if it says something about it, and the digest with it."""
+        if not event.REPLICATED:
+            return
+        prefetch = self.in_flight.get(getattr(event, "prefetch", 0))
+        if prefetch is not None:
+            evolve(prefetch, event)
+        handler = _APPLY.get(type(event))
+        if handler is not None:
+            handler(self, event)
+        facts = [event.__struct_config__.tag, *(getattr(event, name) for name in event.REPLICATED)]
+        self.digest = xxhash.xxh3_64_intdigest(_ENCODE(facts), seed=self.digest) >> (64 - DIGEST_BITS)
+
+    # --- one handler per event -----------------------------------------------------------------------------------------
+
+    def _declined(self, event: Declined) -> None:
+        state = self.requests.get(event.request)
+        if state is None or event.attempt > state.attempt:
+            self.requests[event.request] = RequestState(event.attempt)
+
+    def _issued(self, event: Issued) -> None:
+        if event.prefetch != self.next_id:
+            raise ObligationError(event.prefetch, "issue", f"the next id is {self.next_id}")
+        self.next_id += 1
+        self.in_flight[event.prefetch] = Prefetch(event)
+        self._ids.append(event.prefetch)
+        self.requests[event.request] = RequestState(event.attempt, event.prefetch, issued=True)
+        self.occupied_tokens += event.reserved_tokens
+
+    def _planned(self, event: PlanAgreed) -> None:
+        for pool, (lo, hi) in event.reserved.items():
+            self.reserved_pages[pool] += hi - lo
+
+    def _published(self, event: Committed | Clamped) -> None:
+        for pool, taken in event.taken.items():
+            pages = r.count(taken)
+            self.reserved_pages[pool] -= pages
+            self.resident_pages[pool] += pages
+
+    def _closed(self, event: Closed) -> None:
+        prefetch = self.in_flight.pop(event.prefetch)
+        del self._ids[bisect_right(self._ids, event.prefetch) - 1]
+        for pool, (lo, hi) in prefetch.reserved.items():
+            self.reserved_pages[pool] -= hi - lo - r.count(prefetch.taken.get(pool, r.EMPTY))
+        state = self.requests.get(prefetch.request)
+        if state is not None and state.prefetch == prefetch.id:
+            state.prefetch = None
+
+    def _returned(self, event: TokensReturned) -> None:
+        self.occupied_tokens -= event.tokens
+
+    def _credited(self, event: TokensCredited) -> None:
+        prefetch = self.in_flight[event.prefetch]
+        state = self.requests.get(prefetch.request)
+        if state is not None and state.attempt == prefetch.attempt:
+            state.loaded_tokens = event.tokens
+
+    def _taken(self, event: LoadedTaken) -> None:
+        self.requests[event.request].taken = True
+
+    def _finished(self, event: RequestFinished) -> None:
+        del self.requests[event.request]
+
+    def _quarantined(self, event: QuarantineAgreed) -> None:
+        self.quarantined_pages[event.pool] = event.pages
+
+    def _evicted(self, event: Evicted) -> None:
+        self.resident_pages[event.pool] -= event.pages
+
+    def _adopted(self, event: Adopted) -> None:
+        for pool, pages in event.pages.items():
+            self.resident_pages[pool] += pages
+
+    def facts(self) -> dict[str, object]:
+        """Return everything, for comparing two replicas."""
+        return {
+            "in_flight": {id_: prefetch.facts() for id_, prefetch in self.in_flight.items()},
+            "requests": {request: astuple(state) for request, state in self.requests.items()},
+            "next_id": self.next_id,
+            "occupied_tokens": self.occupied_tokens,
+            "reserved_pages": dict(self.reserved_pages),
+            "resident_pages": dict(self.resident_pages),
+            "quarantined_pages": dict(self.quarantined_pages),
+            "digest": self.digest,
+        }
+
+
+_APPLY = {
+    Declined: Replica._declined,
+    Issued: Replica._issued,
+    PlanAgreed: Replica._planned,
+    Committed: Replica._published,
+    Clamped: Replica._published,
+    Closed: Replica._closed,
+    TokensReturned: Replica._returned,
+    TokensCredited: Replica._credited,
+    LoadedTaken: Replica._taken,
+    RequestFinished: Replica._finished,
+    QuarantineAgreed: Replica._quarantined,
+    Evicted: Replica._evicted,
+    Adopted: Replica._adopted,
+}

@@ -1,0 +1,294 @@
+"""The local side of reading: what was asked, which batches are out, and what their notes mean as events.
+
+Lives on the scheduler's thread. Decides nothing: it turns notes into events and queues into withdrawals.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from lifecycle import coverage
+from lifecycle import ranges as r
+from lifecycle.coverage import Flags
+from lifecycle.events import (
+    Event, HitResolved, LateWriteEnded, PagesLanded, ReadClaimed, ReadEnded, ReadFailed, ReadLost, TransferStarted,
+)  # fmt: skip
+from lifecycle.keys import KeyChain
+from lifecycle.layout import Layout
+from lifecycle.local import UNKNOWN, Local
+from lifecycle.policies import Policies
+from lifecycle.reasons import ReadCode, Reason
+from lifecycle.runtime.ports import Anchor, HostMemory, SlotArray
+from lifecycle.runtime.readers import Job, Landing, Note, Part, Readers
+from lifecycle.states import State
+from lifecycle.votes import Progress
+
+Emit = Callable[[Event], None]
+
+
+class Transfer:
+    """What the edge holds for one prefetch: keys, anchor, slots and jobs."""
+
+    __slots__ = ("anchor", "end_anchor", "end_locked", "jobs", "keys", "lengths", "local", "progress", "query", "slots")
+
+    def __init__(self, local: Local, keys: KeyChain, anchor: Anchor, issued_ns: int) -> None:
+        self.local = local
+        self.keys = keys
+        self.anchor = anchor
+        self.progress = Progress(issued_ns)
+        self.query: Job | None = None
+        self.lengths: Flags | None = None
+        self.slots: dict[str, tuple[int, SlotArray]] = {}  # own pool -> first reserved page, slots from there
+        self.jobs: list[Job] = []
+        self.end_anchor: Anchor | None = None  # of what was handed over
+        self.end_locked = False
+
+    def slots_of(self, pool: str, lo: int, hi: int) -> SlotArray:
+        """Return the slots of the pages [lo, hi) of an own pool."""
+        first, slots = self.slots[pool]
+        return slots[lo - first : hi - first]
+
+    def slots_of_ranges(self, pool: str, pages: r.Ranges) -> SlotArray:
+        """Return the slots of several page ranges, in page order."""
+        found = [self.slots_of(pool, lo, hi) for lo, hi in pages]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+class Transfers:
+    """All transfers of a rank, over its readers."""
+
+    def __init__(
+        self, layout: Layout, policies: Policies, memory: HostMemory, readers: Readers, clock_ns: Callable[[], int], emit: Emit
+    ) -> None:
+        self._layout = layout
+        self._policies = policies
+        self._page_bytes = {pool.name: memory.page_bytes(pool.name) for pool in layout.pools}
+        self._readers = readers
+        self._clock_ns = clock_ns
+        self._emit = emit
+        self._claimed: deque[Job] = deque()  # by time of claim, for lost reads
+        self._asked: deque[Job] = deque()  # queries by time of issue
+        self._required = tuple(pool.name for pool in layout.required(policies.degrade))
+        self.of: dict[int, Transfer] = {}
+        self.dirty: set[int] = set()  # what may have something new to say or to settle; never iterated unsorted
+        self.lost_reads = 0
+
+    @property
+    def declining(self) -> bool:
+        """Whether so many reads were lost that new prefetches make no sense."""
+        return self.lost_reads > self._policies.max_lost_reads
+
+    def ask(self, transfer: Transfer) -> None:
+        """Ask this rank's shard of L3 what it has of the span."""
+        shared = transfer.local.shared
+        span = (shared.start_page, shared.end_page)
+        keys = transfer.keys[shared.start_page : shared.end_page]
+        job = Job(shared.id, "", span, (), keys, self._required)
+        job.claimed_ns = transfer.progress.issued_ns
+        transfer.query = job
+        self._asked.append(job)
+        self._readers.queue.put([job])
+
+    def start(self, transfer: Transfer) -> None:
+        """Queue the reads of the plan: kv and its riders batch by batch, trailing pools last."""
+        shared = transfer.local.shared
+        jobs: list[Job] = []
+        for group in self._layout.groups:
+            owner = group[0].name
+            if owner not in transfer.slots:
+                continue
+            lo, hi = shared.reserved[owner]
+            for first in range(lo, hi, self._policies.batch_pages):
+                batch = (first, min(hi, first + self._policies.batch_pages))
+                parts = []
+                for pool in group:
+                    wlo, whi = pool.window(shared.start_page, shared.plan_page)
+                    plo, phi = max(batch[0], wlo), min(batch[1], whi)
+                    if plo < phi and pool.name not in shared.left_out:
+                        slots = transfer.slots_of(owner, plo, phi)
+                        parts.append(Part(pool.name, (plo, phi), transfer.keys[plo:phi], slots))
+                jobs.append(Job(shared.id, owner, batch, tuple(parts)))
+        transfer.jobs = jobs
+        self._readers.queue.put(jobs)
+        self._note_progress(transfer)
+
+    # --- notes ---------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Turn every note that is there into events, then look for reads that nobody will answer."""
+        notes = self._readers.notes
+        for _ in range(len(notes)):
+            self._take_note(notes.popleft())
+        self._find_lost()
+        if self.declining:
+            self.fail_unclaimed()
+
+    def _take_note(self, note: Note) -> None:
+        job = note.job
+        transfer = self.of.get(job.prefetch)
+        if note.kind == "claim":
+            self._claim(job, transfer)
+        elif job.is_query:
+            if note.kind == "part":
+                job.ended = True
+                if transfer is not None and transfer.query is job:
+                    self._answer_query(transfer, note)
+        elif not job.lost:
+            if note.kind == "part" and note.part is not None:
+                if transfer is not None:
+                    self._answer_part(transfer, note.part, note.landings)
+            else:
+                self._end(job, transfer)
+        if transfer is not None:
+            self.dirty.add(job.prefetch)
+
+    def _claim(self, job: Job, transfer: Transfer | None) -> None:
+        if job.is_query or job.claimed or transfer is None:
+            return
+        job.claimed = True
+        self._claimed.append(job)
+        self._emit(ReadClaimed(job.prefetch, job.owner, job.pages))
+        if transfer.progress.started_ns is None:
+            transfer.progress.started_ns = job.claimed_ns
+            self._emit(TransferStarted(job.prefetch, job.claimed_ns - transfer.progress.issued_ns))
+
+    def _answer_query(self, transfer: Transfer, note: Note) -> None:
+        shared = transfer.local.shared
+        if shared.state is not State.ISSUED or transfer.local.hit_page != UNKNOWN:
+            return
+        span_pages = shared.end_page - shared.start_page
+        present = _checked_presence(note.present, self._required, span_pages)
+        if present is None:
+            self._no_answer(transfer)
+            return
+        lengths = coverage.restorable(self._layout, self._policies.degrade, present)
+        hit_pages = coverage.longest(lengths, 0)
+        leading = {pool: coverage.leading_run(flags) for pool, flags in present.items()}
+        self._resolve(transfer, lengths, leading, coverage.miss_reason(present, hit_pages, self._policies.threshold_pages))
+
+    def _no_answer(self, transfer: Transfer) -> None:
+        shared = transfer.local.shared
+        nothing = np.zeros(shared.end_page - shared.start_page, dtype=np.bool_)
+        self._resolve(transfer, nothing, {}, Reason.QUERY_FAILED)
+
+    def _resolve(self, transfer: Transfer, lengths: Flags, leading: dict[str, int], miss: Reason | None) -> None:
+        transfer.lengths = lengths
+        hit_page = coverage.longest(lengths, transfer.local.shared.start_page)
+        self._emit(HitResolved(transfer.local.shared.id, hit_page, leading, miss))
+        self.dirty.add(transfer.local.shared.id)
+
+    def _answer_part(self, transfer: Transfer, part: Part, landings: tuple[Landing, ...]) -> None:
+        shared = transfer.local.shared
+        if shared.state is not State.TRANSFERRING:
+            return  # counters are frozen: a late answer discharges at its end, and does nothing else
+        for pages, code, checksums in landings:
+            if code is None:
+                nbytes = (pages[1] - pages[0]) * self._page_bytes[part.pool]
+                self._emit(PagesLanded(shared.id, part.pool, pages, nbytes, checksums))
+            else:
+                self._emit(ReadFailed(shared.id, part.pool, pages, code))
+
+    def _end(self, job: Job, transfer: Transfer | None) -> None:
+        job.ended = True
+        if transfer is None:
+            return
+        if not job.claimed:
+            self._claim(job, transfer)
+        self._emit(ReadEnded(job.prefetch, job.owner, job.pages))
+        self._end_late(transfer, job, lost=False)
+        self._note_progress(transfer)
+
+    def _end_late(self, transfer: Transfer, job: Job, lost: bool) -> None:
+        late = r.intersect(transfer.local.obligations.late.get(job.owner, r.EMPTY), (job.pages,))
+        if late:
+            self._emit(LateWriteEnded(job.prefetch, job.owner, late, lost))
+
+    def _note_progress(self, transfer: Transfer) -> None:
+        shared = transfer.local.shared
+        if shared.state is not State.TRANSFERRING:
+            return
+        ceiling = min(transfer.local.ceiling(), shared.ceiling_page)
+        if ceiling < shared.plan_page:
+            self._withdraw(transfer, ceiling)
+        progress = transfer.progress
+        progress.all_answered = not progress.reserve_failed and all(
+            job.ended or job.lost or job.pages[0] >= ceiling for job in transfer.jobs
+        )
+
+    # --- withdrawing and losing ----------------------------------------------------------------------------------------
+
+    def cap(self, transfer: Transfer) -> None:
+        """Withdraw what lies beyond the agreed ceiling."""
+        self._note_progress(transfer)
+
+    def stop(self, transfer: Transfer) -> None:
+        """Withdraw every unclaimed read, and have claimed ones read nothing more."""
+        self._withdraw(transfer, -1)
+        for job in transfer.jobs:
+            job.stopped = True
+
+    def _withdraw(self, transfer: Transfer, from_page: int) -> None:
+        gone = self._readers.queue.withdraw(transfer.local.shared.id, from_page)
+        for job in gone:
+            job.ended = True
+        for job in transfer.jobs:  # what was not there to take back is claimed, whether or not its note has come
+            if not (job.ended or job.claimed) and job.pages[0] >= from_page:
+                self._claim(job, transfer)
+
+    def _find_lost(self) -> None:
+        before_ns = self._clock_ns() - self._policies.lost_read_ns
+        while self._asked and (self._asked[0].ended or self._asked[0].claimed_ns <= before_ns):
+            self._lose_query(self._asked.popleft())
+        while self._claimed and (self._claimed[0].ended or self._claimed[0].claimed_ns <= before_ns):
+            self._lose_read(self._claimed.popleft())
+
+    def _lose_query(self, job: Job) -> None:
+        transfer = self.of.get(job.prefetch)
+        if job.ended or transfer is None or transfer.local.hit_page != UNKNOWN:
+            return
+        shared = transfer.local.shared
+        if shared.state is State.ISSUED:
+            held_by_a_reader = not self._readers.queue.withdraw(shared.id)
+            self._no_answer(transfer)
+            if held_by_a_reader:
+                self._replace_reader()
+
+    def _lose_read(self, job: Job) -> None:
+        if job.ended:
+            return
+        transfer = self.of[job.prefetch]  # not closed while a claimed read is neither answered nor lost
+        job.lost = job.stopped = True
+        self._readers.queue.done(job)
+        self._emit(ReadLost(job.prefetch, job.owner, job.pages))
+        self._end_late(transfer, job, lost=True)
+        self._note_progress(transfer)
+        self.dirty.add(job.prefetch)
+        self._replace_reader()
+
+    def _replace_reader(self) -> None:
+        self.lost_reads += 1
+        if not self.declining:
+            self._readers.add()
+
+    def fail_unclaimed(self) -> None:
+        """Fail what no reader may ever claim: called while readers are not replaced any more."""
+        for id_ in sorted(self.of):
+            transfer = self.of[id_]
+            for job in self._readers.queue.withdraw(id_):
+                job.ended = True
+                self.dirty.add(id_)
+                if job.is_query:
+                    self._no_answer(transfer)
+                elif transfer.local.shared.state is State.TRANSFERRING:
+                    for part in job.parts:
+                        self._emit(ReadFailed(id_, part.pool, part.pages, ReadCode.IO_ERROR))
+            self._note_progress(transfer)
+
+
+def _checked_presence(results: object, pools: tuple[str, ...], span_pages: int) -> dict[str, Flags] | None:
+    """Return what a store said is there, or None if it did not say it for every key of every pool."""
+    if not isinstance(results, Mapping) or any(pool not in results for pool in pools):
+        return None
+    present = {pool: np.asarray(results[pool], dtype=np.bool_) for pool in pools}
+    return present if all(flags.shape == (span_pages,) for flags in present.values()) else None

@@ -8,8 +8,22 @@ from collections.abc import Iterable, Mapping
 from lifecycle import ranges as r
 from lifecycle.errors import IllegalTransition
 from lifecycle.events import (
-    Adopted, AnchorUnlocked, Clamped, Closed, Committed, Event, Evicted, HostHandedOver, HostQuarantined, HostReleased,
-    HostReserved, Issued, LateWriteEnded, PagesUnlocked, TokensCredited, TokensReturned,
+    Adopted,
+    AnchorUnlocked,
+    Clamped,
+    Closed,
+    Committed,
+    Event,
+    Evicted,
+    HostHandedOver,
+    HostQuarantined,
+    HostReleased,
+    HostReserved,
+    Issued,
+    LateWriteEnded,
+    PagesUnlocked,
+    TokensCredited,
+    TokensReturned,
 )  # fmt: skip
 from lifecycle.layout import Layout
 from lifecycle.local import Local, evolve_local
@@ -21,7 +35,17 @@ _LOCAL_REFUSES = (TokensReturned, TokensCredited)
 class Book:
     """The state of one rank. Page counts are per pool with own slots."""
 
-    __slots__ = ("degrade", "held_pages", "layout", "local", "locks", "quarantined_pages", "replica", "resident_pages", "tainted_pages")
+    __slots__ = (
+        "degrade",
+        "held_pages",
+        "layout",
+        "local",
+        "locks",
+        "quarantined_pages",
+        "replica",
+        "resident_pages",
+        "tainted_pages",
+    )
 
     def __init__(self, layout: Layout, budget_pages: Mapping[str, int], degrade: bool = False) -> None:
         self.layout = layout
@@ -118,4 +142,3 @@ def fold(layout: Layout, budget_pages: Mapping[str, int], events: Iterable[Event
     for event in events:
         book.apply(event)
     return book
-

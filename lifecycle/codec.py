@@ -37,12 +37,16 @@ _NAME = msgspec.json.Decoder(_Name)
 
 
 def encode(record: Record) -> bytes:
-    """Return the record as one line without its newline."""
-    return b'{"seq":%d,"at_ns":%d,' % (record.seq, record.at_ns) + _ENCODER.encode(record.event)[1:]
+    """Return the record as one line without its newline. Half a surrogate pair, no UTF-8, is written as its escape."""
+    try:
+        event = _ENCODER.encode(record.event)
+    except UnicodeEncodeError:
+        event = _ENCODER.encode(_escaped(msgspec.to_builtins(record.event)))
+    return b'{"seq":%d,"at_ns":%d,' % (record.seq, record.at_ns) + event[1:]
 
 
 def decode(line: bytes, upcasters: Mapping[str, Upcaster] = UPCASTERS) -> Record:
-    """Return the record of one line. Raises `BadRecord`, or `SchemaTooNew` for an event or version we do not know yet."""
+    """Return the record of one line. Raises `BadRecord`, or `SchemaTooNew` for an event or version not known yet."""
     try:
         place = _PLACE.decode(line)
         try:
@@ -60,15 +64,32 @@ def _upcast(line: bytes, upcasters: Mapping[str, Upcaster]) -> AnyEvent:
             raise SchemaTooNew(_too_new(wire))
         return _EVENT.decode(line)  # known name, wrong fields: raises what is wrong with them
     value = msgspec.json.decode(line)
-    while wire in upcasters:
-        value = upcasters[wire](value)
-        wire = str(value["event"])
-    return msgspec.convert(value, AnyEvent)
+    steps = dict(upcasters)  # each is taken once at most, so that a chain ends
+    try:
+        while step := steps.pop(wire, None):
+            value = step(value)
+            wire = str(value["event"])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise BadRecord(f"cannot read an event record: not a good {wire[:80]!r}: {error!r}") from error
+    event: AnyEvent = msgspec.convert(value, AnyEvent)
+    return event
+
+
+def _escaped(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(item) for key, item in value.items()}
+    return [_escaped(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _version(wire: str) -> int:
+    return int(wire.partition(".")[2])
 
 
 def _too_new(wire: str) -> str:
-    name, _, version = wire.partition(".")
-    known = sorted(tag for tag in EVENT_TYPES if tag.partition(".")[0] == name)
+    name = wire.partition(".")[0]
+    known = sorted((tag for tag in EVENT_TYPES if tag.partition(".")[0] == name), key=_version)
     shown = wire if len(wire) <= 80 else wire[:77] + "..."
     if known:
         return f"cannot read event {shown!r}: this library reads {name} up to {known[-1]} (use a newer library)"

@@ -8,8 +8,19 @@ from collections.abc import Mapping, Sequence
 from lifecycle import coverage
 from lifecycle.coverage import Flags
 from lifecycle.events import (
-    Capped, Clamped, Closed, Committed, Declined, Discarded, Event, Issued, PlanAgreed, Synced, Terminated,
-    TokensCredited, TokensReturned,
+    Capped,
+    Clamped,
+    Closed,
+    Committed,
+    Declined,
+    Discarded,
+    Event,
+    Issued,
+    PlanAgreed,
+    Synced,
+    Terminated,
+    TokensCredited,
+    TokensReturned,
 )  # fmt: skip
 from lifecycle.layout import KV, Layout, OutcomeRule
 from lifecycle.policies import Policies
@@ -56,7 +67,12 @@ def end(prefetch: Prefetch, reason: Reason, pool: str | None = None) -> tuple[Ev
 
 
 def row(
-    layout: Layout, prefetch: Prefetch, report: Report, landed_here: Mapping[str, int], participants: int, round_number: int
+    layout: Layout,
+    prefetch: Prefetch,
+    report: Report,
+    landed_here: Mapping[str, int],
+    participants: int,
+    round_number: int,
 ) -> tuple[Event, ...]:
     """Decide what the agreed report of one prefetch means. Plans and outcomes are decided apart."""
     if prefetch.terminal:
@@ -98,9 +114,7 @@ def too_little(prefetch: Prefetch, policies: Policies, report: Report) -> tuple[
     return end(prefetch, Reason.of_code(code) if known else Reason.BELOW_THRESHOLD)
 
 
-def plan(
-    layout: Layout, policies: Policies, prefetch: Prefetch, lengths: Flags, room: Mapping[str, int]
-) -> tuple[Event, ...]:
+def plan(layout: Layout, policies: Policies, prefetch: Prefetch, lengths: Flags, room: Mapping[str, int]) -> tuple[Event, ...]:
     """Decide what is read, from the lengths that all ranks can restore and the room that the budgets leave."""
     made = coverage.plan(layout, policies, prefetch.start_page, lengths, room)
     if isinstance(made, Reason):

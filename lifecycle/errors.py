@@ -122,10 +122,6 @@ class LogError(LifecycleError):
     """Raised when an event log cannot be opened, written or read; names the file."""
 
 
-class TornTail(LifecycleError):
-    """What a log ended with that is not a whole event. Reported beside the events before it, which are good."""
-
-
 class SchemaTooNew(LogError):
     """Raised when a log was written by a newer schema than this library reads."""
 

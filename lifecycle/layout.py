@@ -4,9 +4,10 @@ Which outcome rule applies to a model follows from these declarations, never fro
 ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from lifecycle.errors import LayoutError
 
@@ -85,6 +86,21 @@ class Layout:
         object.__setattr__(self, "pools", tuple(pool for group in groups for pool in group))
         object.__setattr__(self, "index_of", {p.name: i for i, p in enumerate(self.pools)})
 
+    def declaration(self) -> dict[str, object]:
+        """Return the layout as plain values, as a log's header holds it; `Layout.of_declaration` reads it back."""
+        return {"name": self.name, "pools": [_plain(pool) for pool in self.pools]}
+
+    @staticmethod
+    def of_declaration(value: Mapping[str, Any]) -> "Layout":
+        """Return the layout of a declaration, checked like any other; raises `LayoutError` for what is not one."""
+        try:
+            pools = tuple(_pool_of(item) for item in value["pools"])
+            return Layout(str(value["name"]), pools)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, LayoutError):
+                raise
+            raise LayoutError("(from a log)", KV, f"not a layout declaration: {error!r}") from error
+
     def pool(self, name: str) -> Pool:
         """Return the pool of that name, or raise `LayoutError`."""
         place = self.index_of.get(name)
@@ -150,6 +166,18 @@ def _check(layout: Layout) -> None:
             raise refuse(pool.name, f"must cover pages that {host.name}, whose slots it uses, does not hold")
         if _RANK[pool.need] < _RANK[host.need]:
             raise refuse(pool.name, f"is {pool.need} but rides on {host.name}, which is only {host.need}")
+
+
+def _plain(pool: Pool) -> dict[str, object]:
+    window = pool.coverage.window_pages if isinstance(pool.coverage, TrailingPages) else None
+    return {"name": pool.name, "trailing_pages": window, "rides_on": pool.rides_on, "need": pool.need.value}
+
+
+def _pool_of(value: Mapping[str, Any]) -> Pool:
+    window = value["trailing_pages"]
+    coverage: Coverage = AllPages() if window is None else TrailingPages(int(window))
+    rides_on = value["rides_on"]
+    return Pool(str(value["name"]), coverage, None if rides_on is None else str(rides_on), Need(value["need"]))
 
 
 _RANK = {Need.REQUIRED: 0, Need.REBUILDABLE: 1, Need.OPTIONAL: 2}

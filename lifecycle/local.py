@@ -6,9 +6,29 @@ from typing import Any
 from lifecycle import ranges as r
 from lifecycle.coverage import landed_pages, nothing_landed, published
 from lifecycle.events import (
-    AnchorUnlocked, Clamped, Committed, Discarded, Event, HitResolved, HostHandedOver, HostQuarantined, HostReleased,
-    HostReserved, LateWriteEnded, PagesLanded, PagesUnlocked, ReadClaimed, ReadEnded, ReadFailed, ReadLost,
-    Settled, Terminated, TokensCredited, TokensReturned, TransferStarted, Wanted,
+    AnchorUnlocked,
+    Clamped,
+    Committed,
+    Discarded,
+    Event,
+    HitResolved,
+    HostHandedOver,
+    HostQuarantined,
+    HostReleased,
+    HostReserved,
+    LateWriteEnded,
+    PagesLanded,
+    PagesUnlocked,
+    ReadClaimed,
+    ReadEnded,
+    ReadFailed,
+    ReadLost,
+    Settled,
+    Terminated,
+    TokensCredited,
+    TokensReturned,
+    TransferStarted,
+    Wanted,
 )  # fmt: skip
 from lifecycle.layout import KV, Layout, TrailingPages
 from lifecycle.obligations import Obligations, Parts, partition
@@ -245,4 +265,3 @@ _EVOLVE: dict[type[Event], Callable[[Local, Any], None]] = {
     PagesUnlocked: _unlocked,
     Settled: _settled,
 }
-

@@ -47,7 +47,18 @@ def partition(reserved: Ranges, landed: Ranges, usable: Ranges, taken: Ranges) -
 class Obligations:
     """What is open for one prefetch on this rank. Page sets are absolute, per pool with slots of its own."""
 
-    __slots__ = ("anchor", "claimed", "credit", "history", "late", "lost", "pages", "prefetch", "resident_lock", "tokens")
+    __slots__ = (
+        "anchor",
+        "claimed",
+        "credit",
+        "history",
+        "late",
+        "lost",
+        "pages",
+        "prefetch",
+        "resident_lock",
+        "tokens",
+    )
 
     def __init__(self, prefetch: int, tokens: int) -> None:
         self.prefetch = prefetch

@@ -8,7 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 from lifecycle.errors import IllegalTransition
-from lifecycle.events import Capped, Clamped, Closed, Committed, Discarded, Event, Issued, PlanAgreed, Synced, Terminated
+from lifecycle.events import (
+    Capped,
+    Clamped,
+    Closed,
+    Committed,
+    Discarded,
+    Event,
+    Issued,
+    PlanAgreed,
+    Synced,
+    Terminated,
+)
 from lifecycle.machine import step
 from lifecycle.ranges import Range, Ranges
 from lifecycle.reasons import Reason

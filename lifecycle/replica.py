@@ -5,8 +5,9 @@ Knows nothing of slots, clocks or reads.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
+from typing import Any
 
 import msgspec
 import xxhash
@@ -14,8 +15,20 @@ import xxhash
 from lifecycle import ranges as r
 from lifecycle.errors import ObligationError
 from lifecycle.events import (
-    Adopted, Clamped, Closed, Committed, Declined, Event, Evicted, Issued, LoadedTaken, PlanAgreed, QuarantineAgreed,
-    RequestFinished, TokensCredited, TokensReturned,
+    Adopted,
+    Clamped,
+    Closed,
+    Committed,
+    Declined,
+    Event,
+    Evicted,
+    Issued,
+    LoadedTaken,
+    PlanAgreed,
+    QuarantineAgreed,
+    RequestFinished,
+    TokensCredited,
+    TokensReturned,
 )  # fmt: skip
 from lifecycle.layout import Layout
 from lifecycle.prefetch import Prefetch, evolve
@@ -41,8 +54,17 @@ class Replica:
     """Prefetches, budgets, occupancy and requests, equal on all ranks after every round."""
 
     __slots__ = (
-        "budget_pages", "digest", "in_flight", "layout", "next_id", "occupied_tokens", "quarantined_pages", "requests",
-        "reserved_pages", "resident_pages", "_ids",
+        "_ids",
+        "budget_pages",
+        "digest",
+        "in_flight",
+        "layout",
+        "next_id",
+        "occupied_tokens",
+        "quarantined_pages",
+        "requests",
+        "reserved_pages",
+        "resident_pages",
     )  # fmt: skip
 
     def __init__(self, layout: Layout, budget_pages: Mapping[str, int]) -> None:
@@ -163,7 +185,7 @@ class Replica:
         }
 
 
-_APPLY = {
+_APPLY: dict[type[Event], Callable[[Replica, Any], None]] = {
     Declined: Replica._declined,
     Issued: Replica._issued,
     PlanAgreed: Replica._planned,

@@ -97,8 +97,7 @@ class RowCodec:
         if reports:
             rows = buffer[self.header : self.header + len(reports) * self.width].reshape(len(reports), self.width)
             rows[:] = [
-                (r.hit_page, r.ceiling_page, r.can_stop, -r.must_stop, r.final, r.settled, r.reason, *r.landed)
-                for r in reports
+                (r.hit_page, r.ceiling_page, r.can_stop, -r.must_stop, r.final, r.settled, r.reason, *r.landed) for r in reports
             ]
         return buffer
 

@@ -34,7 +34,14 @@ def report(layout: Layout, policies: Policies, local: Local, progress: Progress,
     can_stop = final or (isinstance(policies.stop, BestEffort) and local.wanted)
     reason = must or (local.miss if shared.state is State.ISSUED else None)
     return Report(
-        local.hit_page, ceiling, can_stop, must is not None, final, local.settled, reason.code if reason else NEUTRAL, landed
+        local.hit_page,
+        ceiling,
+        can_stop,
+        must is not None,
+        final,
+        local.settled,
+        reason.code if reason else NEUTRAL,
+        landed,
     )
 
 

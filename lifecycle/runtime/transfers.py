@@ -12,7 +12,15 @@ from lifecycle import coverage
 from lifecycle import ranges as r
 from lifecycle.coverage import Flags
 from lifecycle.events import (
-    Event, HitResolved, LateWriteEnded, PagesLanded, ReadClaimed, ReadEnded, ReadFailed, ReadLost, TransferStarted,
+    Event,
+    HitResolved,
+    LateWriteEnded,
+    PagesLanded,
+    ReadClaimed,
+    ReadEnded,
+    ReadFailed,
+    ReadLost,
+    TransferStarted,
 )  # fmt: skip
 from lifecycle.keys import KeyChain
 from lifecycle.layout import Layout
@@ -59,7 +67,13 @@ class Transfers:
     """All transfers of a rank, over its readers."""
 
     def __init__(
-        self, layout: Layout, policies: Policies, memory: HostMemory, readers: Readers, clock_ns: Callable[[], int], emit: Emit
+        self,
+        layout: Layout,
+        policies: Policies,
+        memory: HostMemory,
+        readers: Readers,
+        clock_ns: Callable[[], int],
+        emit: Emit,
     ) -> None:
         self._layout = layout
         self._policies = policies
@@ -265,6 +279,15 @@ class Transfers:
         self._note_progress(transfer)
         self.dirty.add(job.prefetch)
         self._replace_reader()
+
+    def give_up(self, transfer: Transfer) -> None:
+        """Treat every claimed read that is still out as lost: nobody will drain its answer any more."""
+        for job in transfer.jobs:
+            if job.claimed and not (job.ended or job.lost):
+                job.lost = job.stopped = True
+                self._emit(ReadLost(job.prefetch, job.owner, job.pages))
+                self._end_late(transfer, job, lost=True)
+        self.dirty.add(transfer.local.shared.id)
 
     def _replace_reader(self) -> None:
         self.lost_reads += 1

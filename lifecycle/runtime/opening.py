@@ -1,0 +1,74 @@
+"""The opening exchange: constant in size, before any shape depends on configuration. A difference is an error on all ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from lifecycle.errors import ConfigError
+from lifecycle.layout import Layout
+from lifecycle.policies import Policies
+from lifecycle.rows import NEUTRAL
+from lifecycle.runtime.transport import Transport
+
+MAX_OWN_POOLS = 32
+_WORD = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What must be the same on all ranks before the first round."""
+
+    layout: Layout
+    policies: Policies
+    page_size_tokens: int
+    index_digest: int
+    version: str
+
+    def words(self, ranks: int) -> dict[str, int]:
+        """Return each item as one 31-bit word, by name, in the same order everywhere."""
+        policies = self.policies
+        return {
+            "library version": _hash(self.version),
+            "layout": _hash(repr((self.layout.name, self.layout.pools))),
+            "page size": self.page_size_tokens,
+            "row capacity": policies.row_capacity,
+            "mask capacity": policies.mask_capacity,
+            "max pages": policies.max_pages,
+            "lag": policies.lag_ticks,
+            "policies": _hash(repr(policies)),
+            "group size": ranks,
+            "prefix index": self.index_digest % _WORD,
+        }
+
+
+def _hash(text: str) -> int:
+    return xxhash.xxh32_intdigest(text.encode()) & _WORD
+
+
+def agree(opening: Opening, capacity_pages: Mapping[str, int], transport: Transport) -> tuple[dict[str, int], int]:
+    """Return the budget of each own pool, that of the smallest rank, and how many collectives it took.
+
+    Raises `ConfigError` on every rank, naming what differs.
+    """
+    own = [pool.name for pool in opening.layout.own]
+    if len(own) > MAX_OWN_POOLS:
+        raise ConfigError(f"cannot agree on {len(own)} pools with own slots: at most {MAX_OWN_POOLS}")
+    capacities = [capacity_pages[pool] for pool in own]
+    if transport.ranks == 1:
+        return dict(zip(own, capacities, strict=True)), 0
+    words = opening.words(transport.ranks)
+    values = list(words.values())
+    buffer = np.full(2 * len(values) + MAX_OWN_POOLS, NEUTRAL, dtype=np.int32)
+    buffer[: 2 * len(values)] = [*values, *(-value for value in values)]
+    buffer[2 * len(values) : 2 * len(values) + len(own)] = capacities
+    transport.launch(buffer)()
+    low, high, budgets = np.split(buffer, [len(values), 2 * len(values)])
+    differing = [name for name, a, b in zip(words, low.tolist(), high.tolist(), strict=True) if a != -b]
+    if differing:
+        raise ConfigError(
+            f"cannot start on rank {transport.rank} of {transport.ranks}: the ranks differ in {', '.join(differing)}"
+            " (give every rank the same configuration and an empty index)"
+        )
+    return dict(zip(own, budgets.tolist(), strict=False)), 1

@@ -1,0 +1,135 @@
+"""Room in host memory: what the budgets leave, what eviction can add, and the engine's own pages.
+
+Every choice looks at replicated counts (the replica's budgets, the index's shape), never at this rank's free list.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import structlog
+
+from lifecycle import coverage
+from lifecycle import ranges as r
+from lifecycle.book import Book
+from lifecycle.events import Adopted, Event, Evicted
+from lifecycle.layout import AllPages, Layout
+from lifecycle.ranges import Range
+from lifecycle.reasons import Reason
+from lifecycle.runtime.ports import Anchor, HostMemory, PrefixIndex, SlotArray
+
+log = structlog.get_logger(__name__)
+
+Fill = Callable[[str, Range, SlotArray], None]
+"""Writes the pages [lo, hi) of a pool into the slots given, one per page."""
+
+
+class Residency:
+    """The pages that the index owns, and the way in and out for everyone but a prefetch."""
+
+    def __init__(
+        self, layout: Layout, book: Book, memory: HostMemory, index: PrefixIndex, emit: Callable[[Event], None]
+    ) -> None:
+        self._layout = layout
+        self._book = book
+        self._memory = memory
+        self._index = index
+        self._emit = emit
+        self._tainted: dict[str, set[int]] = {pool.name: set() for pool in layout.own}
+        self.unreleased: list[tuple[str, SlotArray]] = []  # left the index, not yet taken back by host memory
+
+    def room(self) -> dict[str, int]:
+        """Return, per own pool, how many pages could be reserved now, after evicting all that may go."""
+        budget = self._book.replica.budget
+        return {pool.name: budget(pool.name) + self._index.evictable_pages(pool.name) for pool in self._layout.own}
+
+    def make_room(self, need: Mapping[str, int]) -> None:
+        """Evict until the budget of each pool covers `need` pages; the caller has checked `room`."""
+        short = {}
+        for pool, pages in need.items():
+            missing = pages - self._book.replica.budget(pool)
+            if missing > 0:
+                short[pool] = missing
+        if not short:
+            return
+        for pool, slots in self._index.evict(short).items():
+            if len(slots):
+                self._let_go(pool, slots)
+
+    def _let_go(self, pool: str, slots: SlotArray) -> None:
+        tainted = self._tainted[pool]
+        bad = np.array([slot for slot in slots.tolist() if slot in tainted], dtype=np.int32) if tainted else slots[:0]
+        self._emit(Evicted(pool, len(slots), r.runs(slots), r.runs(bad)))
+        if len(bad):
+            self._memory.quarantine(pool, bad)
+            tainted.difference_update(bad.tolist())
+            slots = slots[~np.isin(slots, bad)]
+        if len(slots):
+            self.unreleased.append((pool, slots))
+            self.retry()
+
+    def retry(self) -> None:
+        """Give back what host memory would not take so far."""
+        waiting, self.unreleased = self.unreleased, []
+        for pool, slots in waiting:
+            try:
+                self._memory.release(pool, slots)
+            except Exception as error:  # a failing port: nothing was released, it is tried again at the next tick
+                log.warning("host memory did not take evicted pages back", pool=pool, pages=len(slots), error=repr(error))
+                self.unreleased.append((pool, slots))
+
+    def taint(self, pool: str, slots: SlotArray) -> None:
+        """Remember resident slots that a lost read may still write: quarantined when they are evicted."""
+        self._tainted[pool].update(slots.tolist())
+
+    def adopt(self, request: str, keys: Sequence[str], anchor: Anchor, end_page: int, fill: Fill, tick: int) -> int:
+        """Take the engine's own pages [anchor.pages, end_page) into host memory and the index; return the end reached.
+
+        Shortened to what there is room for. A command: all ranks give it alike. `fill` writes the bytes of every pool.
+        """
+        start = anchor.pages
+        room = self.room()
+        for pool in self._layout.own:
+            if isinstance(pool.coverage, AllPages) or room[pool.name] < pool.coverage.window_pages:
+                end_page = min(end_page, start + max(0, room[pool.name]))
+        if end_page <= start:
+            return start
+        self._index.lock(anchor)
+        try:
+            return self._adopt_locked(request, keys, anchor, end_page, fill, tick)
+        finally:
+            self._index.unlock(anchor)
+
+    def _adopt_locked(self, request: str, keys: Sequence[str], anchor: Anchor, end_page: int, fill: Fill, tick: int) -> int:
+        offer = coverage.published(self._layout, anchor.pages, end_page, ())
+        while True:  # making room may drop pages that the index had, so the plan is made until its needs are met
+            found = self._index.plan_insert(anchor, keys, offer)
+            if isinstance(found, Reason):
+                return anchor.pages
+            need = {pool: r.count(pages) for pool, pages in found.taken.items()}
+            room = self.room()
+            if any(pages > room[pool] for pool, pages in need.items()):
+                return anchor.pages
+            if all(pages <= self._book.replica.budget(pool) for pool, pages in need.items()):
+                break
+            self.make_room(need)
+        slots = self._memory.allocate({pool: pages for pool, pages in need.items() if pages})
+        placed: dict[str, SlotArray] = {}
+        for pool_spec in self._layout.own:
+            pool = pool_spec.name
+            if pool not in offer:
+                continue
+            lo, hi = offer[pool]
+            placed[pool] = np.full(hi - lo, -1, dtype=np.int32)
+            taken_slots, used = slots.get(pool, placed[pool][:0]), 0
+            for first, stop in found.taken.get(pool, r.EMPTY):
+                placed[pool][first - lo : stop - lo] = taken_slots[used : used + stop - first]
+                used += stop - first
+        for pool_spec in self._layout.pools:
+            owner = self._layout.owner(pool_spec.name)
+            window = offer[pool_spec.name]
+            for lo, hi in r.intersect(found.taken.get(owner, r.EMPTY), r.span(*window)):
+                fill(pool_spec.name, (lo, hi), placed[owner][lo - offer[owner][0] : hi - offer[owner][0]])
+        self._index.insert(anchor, keys, offer, placed, 0, tick)
+        runs = {pool: r.runs(taken) for pool, taken in slots.items()}
+        self._emit(Adopted(request, {pool: pages for pool, pages in need.items() if pages}, end_page, runs))
+        return end_page

@@ -1,0 +1,133 @@
+"""From decisions to events to effects: the one way in which a prefetch moves on a live rank.
+
+A decision (`lifecycle/decide.py`) returns events; they are appended and evolve the book; then what follows from them is
+done: reads withdrawn, pages reserved, outcome decided, debts settled.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lifecycle import coverage, decide
+from lifecycle.coverage import Flags
+from lifecycle.errors import HostExhausted
+from lifecycle.events import Capped, Closed, Event, HostReserved, PlanAgreed, Synced, Terminated
+from lifecycle.layout import Layout
+from lifecycle.policies import Policies
+from lifecycle.prefetch import Prefetch
+from lifecycle.ranges import Ranges, runs
+from lifecycle.reasons import Reason
+from lifecycle.rows import Report
+from lifecycle.runtime.ports import HostMemory, PrefixIndex
+from lifecycle.runtime.residency import Residency
+from lifecycle.runtime.settle import Settler
+from lifecycle.runtime.transfers import Transfer, Transfers
+
+
+class Steps:
+    """Takes the agreed facts of a prefetch and moves it."""
+
+    def __init__(
+        self, layout: Layout, policies: Policies, page_size_tokens: int, memory: HostMemory, index: PrefixIndex,
+        residency: Residency, transfers: Transfers, settler: Settler, emit: Callable[[Event], None],
+    ) -> None:  # fmt: skip
+        self._layout = layout
+        self._policies = policies
+        self._page_size = page_size_tokens
+        self._memory = memory
+        self._index = index
+        self._residency = residency
+        self._transfers = transfers
+        self._settler = settler
+        self._emit = emit
+        self._trailing = layout.has_trailing(policies.degrade)
+        self.tick = 0
+
+    def take_report(
+        self, prefetch: Prefetch, report: Report, participants: int, round_number: int,
+        want_mask: Callable[[Prefetch], None] | None,
+    ) -> None:  # fmt: skip
+        """Move a prefetch by its agreed report. `want_mask` asks for the agreement of its set; None with one rank."""
+        if not decide.hit_is_known(prefetch, report):
+            here = self._transfers.of[prefetch.id].local.runs()
+            self.take(prefetch, decide.row(self._layout, prefetch, report, here, participants, round_number))
+            return
+        refusal = decide.too_little(prefetch, self._policies, report)
+        if refusal:
+            self.take(prefetch, refusal)
+        elif not self._trailing:
+            span_pages = prefetch.end_page - prefetch.start_page
+            self.take_lengths(prefetch, np.arange(span_pages) < report.hit_page - prefetch.start_page)
+        elif want_mask is not None:
+            want_mask(prefetch)
+        else:
+            lengths = self._transfers.of[prefetch.id].lengths
+            assert lengths is not None, "a hit is known only once the query is answered"
+            self.take_lengths(prefetch, lengths)
+
+    def take_lengths(self, prefetch: Prefetch, lengths: Flags) -> None:
+        """Make the plan from the lengths that all ranks can restore, and begin to read."""
+        room = self._residency.room()
+        events = decide.plan(self._layout, self._policies, prefetch, lengths, room)
+        plan = events[0]
+        if isinstance(plan, PlanAgreed):
+            self._residency.make_room({pool: hi - lo for pool, (lo, hi) in plan.reserved.items()})
+        self.take(prefetch, events)
+        if isinstance(plan, PlanAgreed):
+            self._reserve(self._transfers.of[prefetch.id], plan)
+
+    def _reserve(self, transfer: Transfer, plan: PlanAgreed) -> None:
+        need = {pool: hi - lo for pool, (lo, hi) in plan.reserved.items()}
+        try:
+            slots = self._memory.allocate(need)
+        except HostExhausted:  # the budget allowed it: a local failure, which the round makes everyone's
+            transfer.progress.reserve_failed = True
+            self._transfers.dirty.add(plan.prefetch)
+            return
+        for pool, pages in plan.reserved.items():
+            transfer.slots[pool] = (pages[0], slots[pool])
+            self._emit(HostReserved(plan.prefetch, pool, pages, runs(slots[pool])))
+        self._transfers.start(transfer)
+
+    def take(self, prefetch: Prefetch, events: tuple[Event, ...]) -> None:
+        """Append the events of one decision and do what follows from them."""
+        transfer = self._transfers.of[prefetch.id]
+        for event in events:
+            self._emit(event)
+            if isinstance(event, Terminated):
+                self._transfers.stop(transfer)
+            elif isinstance(event, Capped):
+                self._transfers.cap(transfer)
+        if not events:
+            return
+        self._transfers.dirty.add(prefetch.id)
+        last = events[-1]
+        if isinstance(last, Synced):
+            self.take(prefetch, self._outcome(transfer))
+        elif isinstance(last, Closed):
+            self.forget(transfer)
+        else:
+            if prefetch.terminal:
+                self._transfers.stop(transfer)
+            self._settler.settle(transfer, self.tick)
+
+    def _outcome(self, transfer: Transfer) -> tuple[Event, ...]:
+        prefetch = transfer.local.shared
+        found = decide.usable(self._layout, self._policies, prefetch)
+        taken: dict[str, Ranges] | Reason = {}
+        if found.usable_page > prefetch.start_page:
+            offer = coverage.published(self._layout, prefetch.start_page, found.usable_page, found.dropped)
+            plan = self._index.plan_insert(transfer.anchor, transfer.keys, offer)
+            taken = plan if isinstance(plan, Reason) else {pool: pages for pool, pages in plan.taken.items() if pages}
+        return decide.outcome(self._layout, self._policies, self._page_size, prefetch, found, taken)
+
+    def end(self, prefetch: Prefetch, reason: Reason) -> None:
+        """Discard a prefetch that is not terminal, by command."""
+        self.take(prefetch, decide.end(prefetch, reason))
+
+    def forget(self, transfer: Transfer) -> None:
+        """Drop the last lock of a closed prefetch, and the prefetch; tried again at the next tick if the lock stays."""
+        if self._settler.close(transfer):
+            id_ = transfer.local.shared.id
+            self._transfers.of.pop(id_, None)
+            self._transfers.dirty.discard(id_)

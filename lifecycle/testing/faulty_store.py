@@ -141,9 +141,7 @@ class FaultyStore:
         self._delay(fault, dice)
         results = self._read(pool, keys, buffers, dice)
         if fault == "wrong_length":
-            return (
-                dice.choice((results[:-1], [*results, *results[-1:]], [], results * 2)) if results else [PageResult(0)]
-            )
+            return dice.choice((results[:-1], [*results, *results[-1:]], [], results * 2)) if results else [PageResult(0)]
         return results
 
     def write(self, pool: str, keys: Sequence[str], buffers: Sequence[memoryview]) -> Sequence[bool]:
@@ -172,9 +170,7 @@ class FaultyStore:
         self.release_all()
         self._inner.close()
 
-    def _read(
-        self, pool: str, keys: Sequence[str], buffers: Sequence[memoryview], dice: random.Random
-    ) -> list[PageResult]:
+    def _read(self, pool: str, keys: Sequence[str], buffers: Sequence[memoryview], dice: random.Random) -> list[PageResult]:
         faults = [_draw(dice, self._page) for _ in keys]
         asked = [place for place, fault in enumerate(faults) if fault in (None, "corrupt", "short")]
         kept = {place: bytes(buffers[place]) for place in asked if faults[place] == "short"}

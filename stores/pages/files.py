@@ -1,0 +1,292 @@
+"""Pages as files, one per shard, pool and key: the embedded default.
+
+A page is visible only once it is whole: it is written elsewhere and renamed into place. Nothing is synced to the disk:
+a cache need not survive a power cut, and what such a cut tears, the checksum finds. Reads go straight into the caller's
+buffer. What is found in a file is compared with what was asked for and never trusted.
+"""
+
+import errno
+import os
+import re
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from lifecycle.errors import ConfigError, IntegrityError, StoreError
+from lifecycle.keys import Namespace
+from lifecycle.reasons import ReadCode
+from lifecycle.runtime.ports import PageResult
+from stores.pages.folder import ShardFolder, read_whole
+from stores.pages.header import HEADER_BYTES, PageHeader
+from stores.pages.ledger import Ledger, PageId
+from stores.pages.requests import check_buffers, check_keys, checked_page_bytes, page_bytes_of
+from stores.pages.tally import Tally
+
+_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
+# Never through a link; never waiting for the other end of a pipe.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_BAD_LIMIT = 4096
+
+
+class FilePageStore:
+    """A page store in the folder `root`, for one shard (`r0of2`, say) of one namespace. Thread-safe.
+
+    Several processes may share a folder. `capacity_bytes` bounds the files of this shard, headers counted, that this
+    process wrote or found at start; pages being written come on top. The least recently used make room. With `verify`
+    off, the payload's checksum is neither checked nor returned. Raises `StoreError` if the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        page_bytes: Mapping[str, int],
+        namespace: Namespace,
+        shard: str,
+        capacity_bytes: int | None = None,
+        verify: bool = True,
+    ) -> None:
+        self._page_bytes = checked_page_bytes(page_bytes, capacity_bytes, HEADER_BYTES)
+        if _SHARD.fullmatch(shard) is None:
+            raise ConfigError(f"cannot use shard name {shard!r}: it is up to 32 of A-Z a-z 0-9 _ . - (r0of2, say)")
+        digest = namespace.digest()
+        self._headers = {pool: PageHeader(pool, shard, digest, size) for pool, size in self._page_bytes.items()}
+        self._verify = verify
+        self._folder = ShardFolder(root, shard)
+        self._tally = Tally(f"file:{self._folder.base}")
+        self._lock = threading.Lock()  # the ledger, and the files as far as it counts them
+        self._ledger = Ledger(capacity_bytes)
+        self._bad: dict[str, tuple[int, int]] = {}  # files found bad, by inode and mtime: not claimed until replaced
+        self._writing = 0
+        self._closed = False
+        self._tally.add({"temp.swept": self._folder.swept})
+        if capacity_bytes is not None:
+            self._take_stock()
+
+    # --- reading ---
+
+    def restorable(self, keys: Sequence[str], pools: Sequence[str]) -> Mapping[str, NDArray[np.bool_]]:
+        """Return, per pool, one bool per key: whether a file of the right size is there that was not found bad."""
+        check_keys(keys)
+        sizes = {pool: page_bytes_of(pool, self._page_bytes) + HEADER_BYTES for pool in pools}
+        self._check_open("query")
+        return {
+            pool: np.array([self._seems_there(self._folder.path(pool, key), size) for key in keys], dtype=np.bool_)
+            for pool, size in sizes.items()
+        }
+
+    def read_into(self, pool: str, keys: Sequence[str], buffers: Sequence[memoryview]) -> Sequence[PageResult]:
+        """Read one page per key into the buffer beside it. After a failure the buffer's content is undefined."""
+        self._check_request("read", pool, keys, buffers, writable=True)
+        around = bytearray(HEADER_BYTES), bytearray(1)  # a byte read behind the payload means a file too long
+        done: Counter[str] = Counter()
+        results = []
+        for key, buffer in zip(keys, buffers, strict=True):
+            try:
+                result, cause = self._read_page(pool, key, buffer, around)
+            except FileNotFoundError:
+                result, cause = PageResult(0, ReadCode.MISSING), "missing"
+                self._found_missing(pool, key)
+            except OSError as error:
+                result, cause = PageResult(0, ReadCode.IO_ERROR), f"io_error.{_name(error)}"
+            done[f"read.{cause}"] += 1
+            if result.code is not None and result.code is not ReadCode.MISSING:
+                self._tally.warn("page_unreadable", cause, path=self._folder.path(pool, key), code=str(result.code))
+            results.append(result)
+        self._tally.add(done)
+        return results
+
+    def _read_page(
+        self, pool: str, key: str, buffer: memoryview, around: tuple[bytearray, bytearray]
+    ) -> tuple[PageResult, str]:
+        header, tail = around
+        path = self._folder.path(pool, key)
+        fd = os.open(path, _READ)
+        try:
+            got = read_whole(fd, (header, buffer, tail), HEADER_BYTES + buffer.nbytes)
+            result, cause = self._judge(pool, key, buffer, header, got)
+            if result.code is not None:
+                self._remember_bad(path, os.fstat(fd))
+            elif self._ledger.capacity_bytes is not None:
+                self._used(pool, key, fd)
+        finally:
+            os.close(fd)
+        return result, cause
+
+    def _judge(self, pool: str, key: str, buffer: memoryview, header: bytearray, got: int) -> tuple[PageResult, str]:
+        expected = self._headers[pool]
+        if got < HEADER_BYTES:
+            return PageResult(0, ReadCode.SHORT), "short"
+        checksum, wrong = expected.check(header, key)
+        if wrong is not None:
+            return PageResult(0, ReadCode.CORRUPT), f"corrupt.{wrong}"
+        nbytes = got - HEADER_BYTES
+        if nbytes < expected.payload_bytes:
+            return PageResult(nbytes, ReadCode.SHORT), "short"
+        if nbytes > expected.payload_bytes:
+            return PageResult(0, ReadCode.CORRUPT), "corrupt.too_long"
+        if not self._verify:
+            return PageResult(nbytes), "ok"
+        if xxhash.xxh3_64_intdigest(buffer) != checksum:
+            return PageResult(0, ReadCode.CORRUPT), "corrupt.payload"
+        return PageResult(nbytes, None, checksum), "ok"
+
+    def _used(self, pool: str, key: str, fd: int) -> None:
+        now = time.time_ns()
+        with self._lock:
+            self._ledger.touch((pool, key))
+        try:
+            os.utime(fd, ns=(now, now))  # so that the order survives a restart
+        except OSError as error:
+            self._tally.add({f"touch.{_name(error)}": 1})
+
+    def _found_missing(self, pool: str, key: str) -> None:
+        with self._lock:
+            if (pool, key) in self._ledger and not os.path.lexists(self._folder.path(pool, key)):
+                self._ledger.drop((pool, key))
+
+    def _seems_there(self, path: str, size: int) -> bool:
+        try:
+            found = os.stat(path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._tally.add({f"query.{_name(error)}": 1})
+            return False
+        if found.st_size != size or not stat.S_ISREG(found.st_mode):
+            return False
+        return not self._bad or self._bad.get(path) != (found.st_ino, found.st_mtime_ns)
+
+    def _remember_bad(self, path: str, found: os.stat_result) -> None:
+        with self._lock:
+            if len(self._bad) >= _BAD_LIMIT:
+                del self._bad[next(iter(self._bad))]
+            self._bad[path] = (found.st_ino, found.st_mtime_ns)
+
+    # --- writing ---
+
+    def write(self, pool: str, keys: Sequence[str], buffers: Sequence[memoryview]) -> Sequence[bool]:
+        """Store one page per key; False for a page that could not be written, of which nothing is left."""
+        self._check_request("write", pool, keys, buffers, writable=False)
+        done: Counter[str] = Counter()
+        with self._lock:
+            self._writing += 1
+        try:
+            return [self._write_page(pool, key, buffer, done) for key, buffer in zip(keys, buffers, strict=True)]
+        finally:
+            with self._lock:
+                self._writing -= 1
+            self._tally.add(done)
+
+    def _write_page(self, pool: str, key: str, buffer: memoryview, done: Counter[str]) -> bool:
+        header = self._headers[pool].pack(key, xxhash.xxh3_64_intdigest(buffer))
+        path = self._folder.path(pool, key)
+        bounded = self._ledger.capacity_bytes is not None
+        try:
+            temp = self._folder.stage((header, buffer), time.time_ns() if bounded else None)
+            if bounded:
+                self._publish_within_capacity(pool, key, temp, done)
+            else:
+                self._folder.publish(temp, path)
+        except OSError as error:
+            done[f"write.{_name(error)}"] += 1
+            self._tally.warn("page_not_written", _name(error), path=path, error=str(error))
+            return False
+        done["write.ok"] += 1
+        return True
+
+    def _publish_within_capacity(self, pool: str, key: str, temp: str, done: Counter[str]) -> None:
+        nbytes = HEADER_BYTES + self._page_bytes[pool]
+        with self._lock:
+            try:
+                self._make_room(done, (pool, key), nbytes)
+            except OSError:
+                self._folder.discard(temp)
+                raise
+            self._folder.publish(temp, self._folder.path(pool, key))
+            self._ledger.put((pool, key), nbytes)
+
+    def _make_room(self, done: Counter[str], page: PageId | None = None, nbytes: int = 0) -> None:
+        while (victim := self._ledger.victim(page, nbytes)) is not None:
+            self._ledger.touch(victim)  # where it cannot be removed, the next write tries another one
+            with suppress(FileNotFoundError):
+                os.unlink(self._folder.path(*victim))
+            self._ledger.drop(victim)
+            done["evicted"] += 1
+
+    def delete(self, pool: str, keys: Sequence[str]) -> int:
+        """Remove pages; return how many were there. Raises `StoreError` where a file cannot be removed."""
+        check_keys(keys)
+        page_bytes_of(pool, self._page_bytes)
+        self._check_open("delete")
+        removed = 0
+        for key in keys:
+            path = self._folder.path(pool, key)
+            with self._lock:
+                try:
+                    os.unlink(path)
+                    removed += 1
+                except FileNotFoundError:
+                    pass
+                except OSError as error:
+                    raise StoreError(f"cannot delete {path}: {error} ({removed} pages were deleted)") from error
+                self._ledger.drop((pool, key))
+        return removed
+
+    # --- the books ---
+
+    def stats(self) -> dict[str, int]:
+        """Return what was done so far, counted by cause: `read.ok`, `read.corrupt.key`, `write.ENOSPC`, `evicted`."""
+        return self._tally.counts()
+
+    @property
+    def used_bytes(self) -> int:
+        """How many bytes the counted files take (0 without a capacity: nothing is counted)."""
+        return self._ledger.used_bytes
+
+    def check_integrity(self) -> None:
+        """Raise `IntegrityError` if the bytes counted do not add up, or a finished write left its temporary file."""
+        with self._lock:
+            faults = self._ledger.faults()
+            if self._writing < 0:
+                faults.append(f"{self._writing} writes are in flight")
+            if self._writing == 0:
+                faults.extend(f"temporary file {name} was left behind" for name in self._folder.own_temps())
+        if faults:
+            raise IntegrityError(f"the page store in {self._folder.base}", faults)
+
+    def close(self) -> None:
+        """Refuse what comes after. Calls in flight end on their own; the files stay."""
+        self._closed = True
+
+    def _take_stock(self) -> None:
+        done: Counter[str] = Counter()
+        try:
+            for _, pool, key, nbytes in sorted(self._folder.pages()):  # by mtime: the order of use
+                self._ledger.put((pool, key), nbytes)
+                self._make_room(done)
+        except OSError as error:
+            raise StoreError(f"cannot take stock of the pages in {self._folder.base}: {error}") from error
+        self._tally.add(done)
+
+    def _check_request(
+        self, operation: str, pool: str, keys: Sequence[str], buffers: Sequence[memoryview], writable: bool
+    ) -> None:
+        check_keys(keys)
+        nbytes = page_bytes_of(pool, self._page_bytes)
+        check_buffers(operation, pool, keys, buffers, nbytes, writable)
+        self._check_open(operation)
+
+    def _check_open(self, operation: str) -> None:
+        if self._closed:
+            raise StoreError(f"cannot {operation} pages in {self._folder.base}: the store is closed (open a new one)")
+
+
+def _name(error: OSError) -> str:
+    return errno.errorcode.get(error.errno or 0, "OSError")

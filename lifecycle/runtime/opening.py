@@ -1,5 +1,6 @@
 """The opening exchange: constant in size, before any shape depends on configuration. A difference is an error on all ranks."""
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -47,8 +48,16 @@ def _hash(text: str) -> int:
     return xxhash.xxh32_intdigest(text.encode()) & _WORD
 
 
-def agree(opening: Opening, capacity_pages: Mapping[str, int], transport: Transport) -> tuple[dict[str, int], int]:
-    """Return the budget of each own pool, that of the smallest rank, and how many collectives it took.
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the ranks agreed on: the budget of each own pool (the smallest rank's capacity) and a name for the run."""
+
+    budget_pages: Mapping[str, int]
+    run: str
+
+
+def agree(opening: Opening, capacity_pages: Mapping[str, int], transport: Transport) -> Opened:
+    """Compare this rank's opening with the others' and return what follows from all of them.
 
     Raises `ConfigError` on every rank, naming what differs.
     """
@@ -56,19 +65,20 @@ def agree(opening: Opening, capacity_pages: Mapping[str, int], transport: Transp
     if len(own) > MAX_OWN_POOLS:
         raise ConfigError(f"cannot agree on {len(own)} pools with own slots: at most {MAX_OWN_POOLS}")
     capacities = [capacity_pages[pool] for pool in own]
+    run = secrets.randbits(31)
     if transport.ranks == 1:
-        return dict(zip(own, capacities, strict=True)), 0
+        return Opened(dict(zip(own, capacities, strict=True)), f"{run:08x}")
     words = opening.words(transport.ranks)
     values = list(words.values())
-    buffer = np.full(2 * len(values) + MAX_OWN_POOLS, NEUTRAL, dtype=np.int32)
-    buffer[: 2 * len(values)] = [*values, *(-value for value in values)]
-    buffer[2 * len(values) : 2 * len(values) + len(own)] = capacities
+    buffer = np.full(2 * len(values) + 1 + MAX_OWN_POOLS, NEUTRAL, dtype=np.int32)
+    buffer[: 2 * len(values) + 1] = [*values, *(-value for value in values), run]
+    buffer[2 * len(values) + 1 : 2 * len(values) + 1 + len(own)] = capacities
     transport.launch(buffer)()
-    low, high, budgets = np.split(buffer, [len(values), 2 * len(values)])
+    low, high, agreed_run, budgets = np.split(buffer, [len(values), 2 * len(values), 2 * len(values) + 1])
     differing = [name for name, a, b in zip(words, low.tolist(), high.tolist(), strict=True) if a != -b]
     if differing:
         raise ConfigError(
             f"cannot start on rank {transport.rank} of {transport.ranks}: the ranks differ in {', '.join(differing)}"
             " (give every rank the same configuration and an empty index)"
         )
-    return dict(zip(own, budgets.tolist(), strict=False)), 1
+    return Opened(dict(zip(own, budgets.tolist(), strict=False)), f"{agreed_run.item():08x}")

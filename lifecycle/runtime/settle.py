@@ -25,7 +25,6 @@ from lifecycle.layout import Layout
 from lifecycle.ranges import Ranges
 from lifecycle.reasons import Part
 from lifecycle.runtime.ports import HostMemory, PrefixIndex
-from lifecycle.runtime.residency import Residency
 from lifecycle.runtime.transfers import Transfer
 from lifecycle.states import State
 
@@ -40,14 +39,12 @@ class Settler:
         layout: Layout,
         memory: HostMemory,
         index: PrefixIndex,
-        residency: Residency,
         emit: Callable[[Event], None],
         stuck_after_tries: int,
     ) -> None:
         self._layout = layout
         self._memory = memory
         self._index = index
-        self._residency = residency
         self._emit = emit
         self._stuck_after = stuck_after_tries
         self._tries: dict[tuple[int, str], int] = {}

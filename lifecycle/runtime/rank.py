@@ -1,0 +1,118 @@
+"""One rank's coordinator, taken apart: the pieces, how they are wired, and the log they write to."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from lifecycle.book import Book
+from lifecycle.errors import ConfigError, SyncFailed
+from lifecycle.events import AnyEvent, Event, LateWriteEnded, LogOpened, Record
+from lifecycle.layout import Layout
+from lifecycle.policies import Policies
+from lifecycle.runtime.agreement import Agreement
+from lifecycle.runtime.opening import Opening, agree
+from lifecycle.runtime.ports import EventLog, HostMemory, PageStore, PrefixIndex
+from lifecycle.runtime.readers import Readers
+from lifecycle.runtime.residency import Residency
+from lifecycle.runtime.settle import Settler
+from lifecycle.runtime.steps import Steps
+from lifecycle.runtime.transfers import Transfers
+from lifecycle.runtime.transport import Transport
+from lifecycle.version import VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What the engine brings."""
+
+    store: PageStore
+    memory: HostMemory
+    index: PrefixIndex
+    events: EventLog
+    transport: Transport
+    clock_ns: Callable[[], int]
+
+
+class Rank:
+    """The parts of one rank. All but the readers' threads live on the scheduler's thread."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        policies: Policies,
+        page_size_tokens: int,
+        ports: Ports,
+        readers: int,
+        run: str | None,
+        force_round: bool,
+    ) -> None:
+        _check(layout, policies, page_size_tokens, readers)
+        self.layout, self.policies, self.page_size_tokens = layout, policies, page_size_tokens
+        self.memory, self.index, self.events = ports.memory, ports.index, ports.events
+        self.transport, self.clock_ns = ports.transport, ports.clock_ns
+        self.alone = self.transport.ranks == 1 and not force_round
+        self.tick_number = 0
+        self.failure: SyncFailed | None = None  # a round failed: nothing is published any more
+        self.closed = False
+        self._seq = 0
+        capacity = {pool.name: self.memory.capacity_pages(pool.name) for pool in layout.own}
+        self.opening = agree(
+            Opening(layout, policies, page_size_tokens, self.index.digest(), VERSION), capacity, self.transport
+        )
+        self.book = Book(layout, self.opening.budget_pages, policies.degrade)
+        self._append_opened(capacity, run)
+        self.readers = Readers(ports.store, self.memory, self.clock_ns, readers, f"prefetch-rank{self.transport.rank}")
+        self.transfers = Transfers(layout, policies, self.memory, self.readers, self.clock_ns, self.emit)
+        self.residency = Residency(layout, self.book, self.memory, self.index, self.emit)
+        self.settler = Settler(layout, self.memory, self.index, self.emit, policies.stuck_after_tries)
+        self.steps = Steps(
+            layout, policies, page_size_tokens, self.memory, self.index,
+            self.residency, self.transfers, self.settler, self.emit,
+        )  # fmt: skip
+        self.agreement = Agreement(layout, policies, self.book, self.index, self.transport, self.clock_ns, self.emit)
+
+    def emit(self, event: Event) -> None:
+        """Evolve the book, which refuses what is not legal, and keep the event."""
+        self.book.apply(event)
+        self.append(event)
+        if type(event) is LateWriteEnded and event.lost:
+            transfer = self.transfers.of[event.prefetch]
+            self.residency.taint(event.pool, transfer.slots_of_ranges(event.pool, event.pages))
+
+    def append(self, event: Event) -> None:
+        """Keep an event in the log; for those that move nothing."""
+        known: AnyEvent = event  # type: ignore[assignment]  # every event class is in the union, as a test holds
+        self.events.append(Record(self._seq, self.clock_ns(), known))
+        self._seq += 1
+
+    def _append_opened(self, capacity: dict[str, int], run: str | None) -> None:
+        self.append(
+            LogOpened(
+                library=VERSION,
+                run=run or self.opening.run,
+                rank=self.transport.rank,
+                ranks=self.transport.ranks,
+                layout=self.layout.declaration(),
+                policies=msgspec.to_builtins(self.policies),
+                page_size_tokens=self.page_size_tokens,
+                capacity_pages=capacity,
+                budget_pages=dict(self.opening.budget_pages),
+                wall_ns=time.time_ns(),
+                monotonic_ns=self.clock_ns(),
+            )
+        )
+
+
+def _check(layout: Layout, policies: Policies, page_size_tokens: int, readers: int) -> None:
+    if page_size_tokens < 1:
+        raise ConfigError(f"cannot start with page size {page_size_tokens}: use at least 1 token")
+    if readers < 1:
+        raise ConfigError(f"cannot start with {readers} readers: use at least 1")
+    if policies.limit_tokens < policies.threshold_pages * page_size_tokens:
+        raise ConfigError(
+            f"cannot start with limit_tokens={policies.limit_tokens}: it is below one prefetch of threshold_pages="
+            f"{policies.threshold_pages} pages of {page_size_tokens} tokens, so every prefetch of layout {layout.name}"
+            " would be declined (raise the limit)"
+        )

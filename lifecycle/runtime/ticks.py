@@ -1,0 +1,224 @@
+"""The tick: drain what readers answered, agree, move what may move; and the ends of a run, by order or by failure."""
+
+import heapq
+
+import structlog
+
+from lifecycle.coverage import Flags
+from lifecycle.errors import ConfigError, CoordinatorClosed, SyncFailed
+from lifecycle.events import Closed, CoordinatorStopped
+from lifecycle.reasons import Reason
+from lifecycle.rows import Masks, Report, Round
+from lifecycle.runtime.rank import Rank
+from lifecycle.runtime.transfers import Transfer
+from lifecycle.states import State
+from lifecycle.votes import deadline_ns, report
+
+log = structlog.get_logger(__name__)
+
+
+class Ticks:
+    """Runs the ticks of one rank: commands came before, then drain, then consume round t - lag and launch round t.
+
+    With lag 0 the round is launched first and consumed at once. With one rank there is no round at all.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._fault: Exception | None = None  # an error of this rank's own: its next round is launched as failed
+        self._deadlines: list[tuple[int, int]] = []
+
+    def tick(self) -> None:
+        """Run one iteration with the rank's transport."""
+        rank, lag = self._rank, self._rank.policies.lag_ticks
+        self._begin()
+        if rank.alone:
+            self._consume_alone()
+        else:
+            if lag == 0:
+                self._launch()
+            self._consume_due()
+            if lag:
+                self._launch()
+        rank.events.flush()
+
+    def begin(self) -> Round | None:
+        """Begin a tick by hand; return the round to be reduced, or None with one rank."""
+        if self._rank.policies.lag_ticks:
+            raise ConfigError("cannot begin a tick by hand with a lag: use tick() and a transport")
+        self._begin()
+        if self._rank.alone:
+            self._consume_alone()
+            self._rank.events.flush()
+            return None
+        return self._build()
+
+    def end(self, reduced: Round) -> Masks | None:
+        """Take the reduced round; return the exchange of restorable sets that it calls for, or None."""
+        masks = self._consume_round(reduced)
+        self._rank.events.flush()
+        return masks
+
+    def end_masks(self, reduced: Masks) -> None:
+        """Take the reduced sets."""
+        self._consume_masks(reduced)
+        self._rank.events.flush()
+
+    # --- before the round ----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        rank = self._rank
+        if rank.closed:
+            raise CoordinatorClosed("cannot tick: the coordinator is closed (start a fresh one)")
+        rank.tick_number += 1
+        rank.steps.tick = rank.tick_number
+        if rank.failure is not None:
+            self._drain()
+            self._close_settled()
+            rank.events.flush()
+            raise rank.failure
+        if rank.alone:
+            self._drain()
+            return
+        try:
+            if self._fault is None:
+                self._drain()
+        except Exception as error:  # the round must be launched before this rank raises, or its peers would hang
+            self._fault = error
+        self._fault = self._fault or rank.settler.index_fault
+
+    def _drain(self) -> None:
+        rank = self._rank
+        rank.transfers.drain()
+        rank.residency.retry()
+        for id_ in sorted(rank.settler.retry | rank.transfers.dirty):
+            transfer = rank.transfers.of[id_]
+            if transfer.local.shared.closed:
+                rank.steps.forget(transfer)
+            elif transfer.local.shared.state not in (State.ISSUED, State.TRANSFERRING):
+                rank.settler.settle(transfer, rank.tick_number)
+        if not rank.alone:
+            rank.transfers.dirty.clear()
+
+    def _report(self, id_: int) -> Report:
+        rank, transfer = self._rank, self._rank.transfers.of[id_]
+        return report(rank.layout, rank.policies, transfer.local, transfer.progress, rank.clock_ns())
+
+    # --- rounds --------------------------------------------------------------------------------------------------------
+
+    def _build(self) -> Round:
+        return self._rank.agreement.build(self._report, self._fault is not None, self._rank.transfers.declining)
+
+    def _launch(self) -> None:
+        rank = self._rank
+        round_ = self._build()
+        try:
+            rank.agreement.launch(round_, rank.tick_number + rank.policies.lag_ticks)
+        except RuntimeError as error:
+            self.fail(SyncFailed(round_.number, rank.transport.ranks, repr(error)), error)
+
+    def _consume_due(self) -> None:
+        rank, pending = self._rank, self._rank.agreement.pending
+        while pending and pending[0].due <= rank.tick_number:
+            item = pending.popleft()
+            try:
+                item.wait()
+            except RuntimeError as error:
+                self.fail(SyncFailed(item.exchange.number, rank.transport.ranks, repr(error)), error)
+            if isinstance(item.exchange, Masks):
+                self._consume_masks(item.exchange)
+                continue
+            masks = self._consume_round(item.exchange)
+            if masks is not None:
+                rank.agreement.launch(masks, rank.tick_number + rank.policies.lag_ticks)
+
+    def _consume_round(self, round_: Round) -> Masks | None:
+        rank = self._rank
+        try:
+            rows = rank.agreement.read(round_)
+        except SyncFailed as failure:
+            self.fail(failure, self._fault)
+        try:
+            for prefetch, agreed in rows:
+                rank.steps.take_report(prefetch, agreed, rank.transport.ranks, round_.number, rank.agreement.want_mask)
+            return rank.agreement.build_masks(round_.number, self._lengths)
+        except Exception as error:  # as in _begin: the next round tells the peers, then this rank raises
+            self._note_fault(error)
+            return None
+
+    def _consume_masks(self, masks: Masks) -> None:
+        try:
+            for prefetch, lengths in self._rank.agreement.read_masks(masks):
+                self._rank.steps.take_lengths(prefetch, lengths)
+        except Exception as error:  # as above
+            self._note_fault(error)
+
+    def _note_fault(self, error: Exception) -> None:
+        self._fault = error
+        log.error("a decision failed; the next round is launched as failed", error=repr(error))
+
+    def _lengths(self, id_: int) -> Flags:
+        lengths = self._rank.transfers.of[id_].lengths
+        assert lengths is not None, "all ranks reported a hit, so this one has asked"
+        return lengths
+
+    # --- one rank ------------------------------------------------------------------------------------------------------
+
+    def _consume_alone(self) -> None:
+        """Take this rank's own reports in place of a round: only of what may have something new to say."""
+        transfers, now_ns = self._rank.transfers, self._rank.clock_ns()
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            _, id_ = heapq.heappop(self._deadlines)
+            due = transfers.of.get(id_)
+            if due is not None and not due.local.shared.terminal:
+                transfers.dirty.add(id_)
+                self.watch(due)
+        dirty = sorted(transfers.dirty)
+        transfers.dirty.clear()
+        for id_ in dirty:
+            shared = transfers.of[id_].local.shared
+            if not shared.closed:
+                self._rank.steps.take_report(shared, self._report(id_), 1, 0, None)
+
+    def watch(self, transfer: Transfer) -> None:
+        """Look at the prefetch again when its limit ends. With several ranks its row is looked at anyway."""
+        deadline = deadline_ns(self._rank.policies, transfer.local, transfer.progress)
+        if self._rank.alone and deadline is not None and deadline > self._rank.clock_ns():
+            heapq.heappush(self._deadlines, (deadline, transfer.local.shared.id))
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def fail(self, failure: SyncFailed, cause: BaseException | None) -> None:
+        """Publish nothing more, discard everything, tell the scheduler."""
+        self._rank.failure = failure
+        self._discard_all(Reason.SYNC_FAILED)
+        self._rank.events.flush()
+        raise failure from cause
+
+    def _discard_all(self, reason: Reason) -> None:
+        for prefetch in list(self._rank.book.replica.in_flight.values()):
+            if not prefetch.terminal:
+                self._rank.steps.end(prefetch, reason)
+
+    def _close_settled(self) -> None:
+        rank = self._rank
+        for prefetch in list(rank.book.replica.in_flight.values()):
+            if rank.book.local[prefetch.id].settled:
+                rank.steps.take(prefetch, (Closed(prefetch.id),))
+
+    def close(self, timeout_s: float) -> None:
+        """Discard what is in flight, wait up to `timeout_s` for reads that are out, quarantine what they may still write."""
+        rank = self._rank
+        if rank.closed:
+            return
+        self._discard_all(Reason.SHUTDOWN)
+        rank.readers.close(timeout_s)
+        self._drain()
+        for transfer in list(rank.transfers.of.values()):
+            rank.transfers.give_up(transfer)
+            rank.settler.settle(transfer, rank.tick_number)
+        self._close_settled()
+        rank.closed = True
+        reason = Reason.SYNC_FAILED if rank.failure else Reason.SHUTDOWN
+        rank.append(CoordinatorStopped(reason, rank.book.open_obligations(), dict(rank.book.quarantined_pages)))
+        rank.events.flush()

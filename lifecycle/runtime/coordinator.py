@@ -98,8 +98,8 @@ class Coordinator:
     ) -> Issued | Declined:
         return decide.issue(
             self._rank.book.replica,
-            rank.policies,
-            rank.page_size_tokens,
+            self._rank.policies,
+            self._rank.page_size_tokens,
             request,
             attempt,
             keys,

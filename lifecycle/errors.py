@@ -115,7 +115,16 @@ class SyncFailed(LifecycleError):
 
 
 class RankDivergence(SyncFailed):
-    """Raised on every rank, in the same round, when the replicas of the ranks differ."""
+    """Raised on every rank, in the same round, when the replicas of the ranks differ.
+
+    `step` is the number of the first replicated step that differs and `sides` what each rank did there, as far as known.
+    """
+
+    def __init__(
+        self, round_number: int, participants: int, cause: str, step: int | None = None, sides: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(round_number, participants, cause)
+        self.step, self.sides = step, sides
 
 
 class LogError(LifecycleError):

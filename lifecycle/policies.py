@@ -99,6 +99,7 @@ class Policies:
     row_capacity: int = 64  # prefetches agreed in one round
     mask_capacity: int = 8  # restorable sets agreed in one round (layouts with trailing pools)
     lag_ticks: int = 0  # a round launched at tick t is consumed at tick t + lag
+    pipeline_stages: int = 1  # a stage's tick is fed by the one before, so the lag is at least stages - 1
     batch_pages: int = 128  # keys in one read
     stuck_after_tries: int = 100  # a failing port is reported as stuck after so many ticks
 
@@ -118,6 +119,9 @@ class Policies:
         if self.threshold_pages > self.max_pages:
             over = f"it is over max_pages={self.max_pages}"
             raise ConfigError(f"cannot use threshold_pages={self.threshold_pages}: {over}")
+        if self.lag_ticks < self.pipeline_stages - 1:
+            stages = f"{self.pipeline_stages} pipeline stages need at least {self.pipeline_stages - 1}"
+            raise ConfigError(f"cannot use lag_ticks={self.lag_ticks}: {stages}, since a stage's tick is fed by the one before")
         if not (isfinite(self.lost_read_s) and self.lost_read_s > 0):
             raise ConfigError(f"cannot use lost_read_s={self.lost_read_s}: need a finite time above 0")
 
@@ -146,6 +150,7 @@ _LEAST = {
     "row_capacity": 1,
     "mask_capacity": 1,
     "lag_ticks": 0,
+    "pipeline_stages": 1,
     "batch_pages": 1,
     "stuck_after_tries": 1,
 }

@@ -5,9 +5,10 @@ Knows nothing of slots, clocks or reads.
 """
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
@@ -36,7 +37,23 @@ from lifecycle.prefetch import Prefetch, evolve
 DIGEST_BITS = 62
 """Two 31-bit words of a round's header."""
 
+RECENT = 32
+"""How many replicated steps are kept, to name the first that differs between ranks."""
+
 _ENCODE = msgspec.msgpack.Encoder().encode
+
+
+class Step(NamedTuple):
+    """One replicated event, with the digest of the replica after it."""
+
+    ordinal: int
+    digest: int
+    event: Event
+
+    def text(self) -> str:
+        """Return the event for people, in ASCII: `issued prefetch=7 request='r7' attempt=0 …`."""
+        name = str(self.event.__struct_config__.tag).partition(".")[0]
+        return " ".join((name, *(f"{field}={getattr(self.event, field)!a}" for field in self.event.REPLICATED)))
 
 
 @dataclass(slots=True)
@@ -55,6 +72,7 @@ class Replica:
 
     __slots__ = (
         "_ids",
+        "_steps",
         "budget_pages",
         "digest",
         "in_flight",
@@ -62,6 +80,7 @@ class Replica:
         "next_id",
         "occupied_tokens",
         "quarantined_pages",
+        "recent",
         "requests",
         "reserved_pages",
         "resident_pages",
@@ -79,6 +98,8 @@ class Replica:
         self.resident_pages = dict.fromkeys(self.budget_pages, 0)
         self.quarantined_pages = dict.fromkeys(self.budget_pages, 0)
         self.digest = 0
+        self.recent: deque[Step] = deque(maxlen=RECENT)
+        self._steps = 0
 
     def budget(self, pool: str) -> int:
         """Return the pages of an own pool that no rank has promised to anyone: below zero after a late quarantine."""
@@ -110,6 +131,8 @@ class Replica:
             handler(self, event)
         facts = [event.__struct_config__.tag, *(getattr(event, name) for name in event.REPLICATED)]
         self.digest = xxhash.xxh3_64_intdigest(_ENCODE(facts), seed=self.digest) >> (64 - DIGEST_BITS)
+        self._steps += 1
+        self.recent.append(Step(self._steps, self.digest, event))
 
     # --- one handler per event -----------------------------------------------------------------------------------------
 

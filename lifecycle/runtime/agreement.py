@@ -8,17 +8,22 @@ import numpy as np
 
 from lifecycle.book import Book
 from lifecycle.coverage import Flags
-from lifecycle.errors import RankDivergence, SyncFailed
+from lifecycle.errors import RankDivergence
 from lifecycle.events import Event, QuarantineAgreed, RoundDone
 from lifecycle.layout import Layout
 from lifecycle.policies import Policies
 from lifecycle.prefetch import Prefetch
 from lifecycle.replica import DIGEST_BITS
 from lifecycle.rows import Header, Masks, Report, Round, RowCodec
+from lifecycle.runtime import naming
+from lifecycle.runtime.naming import Naming
 from lifecycle.runtime.ports import PrefixIndex
 from lifecycle.runtime.transport import Transport
 
 _DIGEST = (1 << DIGEST_BITS) - 1
+
+
+Exchange = Round | Masks | Naming
 
 
 @dataclass(slots=True)
@@ -26,7 +31,7 @@ class Pending:
     """An exchange on its way: consumed at tick `due`."""
 
     due: int
-    exchange: Round | Masks
+    exchange: Exchange
     wait: Callable[[], None]
 
 
@@ -70,21 +75,31 @@ class Agreement:
         moves = tuple([replica.in_flight[id_].moves for id_ in ids])
         return Round(self.number, tuple(ids), moves, self._codec.pack(header, reports), self._clock_ns())
 
-    def launch(self, exchange: Round | Masks, due: int) -> None:
+    def launch(self, exchange: Exchange, due: int) -> None:
         """Begin to reduce an exchange."""
         self.collectives += 1
         self.pending.append(Pending(due, exchange, self._transport.launch(exchange.buffer)))
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
-    def read(self, round_: Round) -> list[tuple[Prefetch, Report]]:
-        """Return the agreed rows that are not void. Raises `RankDivergence` or `SyncFailed` where the header says so."""
-        header, same = self._codec.read_header(round_.buffer)
+    def header(self, round_: Round) -> tuple[Header, bool]:
+        """Return the agreed header, and whether all ranks have the same replica."""
+        return self._codec.read_header(round_.buffer)
+
+    def name_divergence(self, number: int) -> Naming:
+        """Return the exchange that names why round `number` found the replicas different."""
+        self.pending.clear()  # launched alike everywhere, and void
+        transport = self._transport
+        return naming.build(self._book.replica, self._index.digest(), transport.rank, transport.ranks, number)
+
+    def read_naming(self, exchange: Naming) -> RankDivergence:
+        """Return what all ranks raise."""
+        step, sides, cause = naming.read(exchange, self._transport.ranks)
+        return RankDivergence(exchange.number, self._transport.ranks, cause, step, sides)
+
+    def read(self, round_: Round, header: Header) -> list[tuple[Prefetch, Report]]:
+        """Return the agreed rows that are not void, having lowered the budgets first."""
         ranks = self._transport.ranks
-        if header.failed:
-            raise SyncFailed(round_.number, ranks, "a rank reported an error of its own (see that rank's log)")
-        if not same:
-            raise RankDivergence(round_.number, ranks, "the replicas of the ranks differ: not all were given the same commands")
         self.declining = header.declining
         for pool, pages in zip(self._layout.own, header.quarantined_pages, strict=True):
             if pages != self._book.replica.quarantined_pages[pool.name]:

@@ -19,6 +19,7 @@ from lifecycle.reasons import Reason
 from lifecycle.replica import RequestState
 from lifecycle.rows import Masks, Round
 from lifecycle.runtime import inspection
+from lifecycle.runtime.naming import Naming
 from lifecycle.runtime.ports import Anchor, EventLog, HostMemory, Match, PageStore, PrefixIndex
 from lifecycle.runtime.rank import Ports, Rank
 from lifecycle.runtime.residency import Fill
@@ -181,13 +182,16 @@ class Coordinator:
         """Begin a tick by hand and return the round whose buffer is to be reduced (None with one rank). Lag 0 only."""
         return self._ticks.begin()
 
-    def end_tick(self, reduced: Round) -> Masks | None:
-        """Take the reduced round; return the exchange of restorable sets that it calls for, or None. Then `end_masks`."""
+    def end_tick(self, reduced: Round) -> Masks | Naming | None:
+        """Take the reduced round; return the second exchange that it calls for, or None: reduce it and pass it to
+        `end_exchange`. Either may raise `SyncFailed`, on all ranks alike."""
         return self._ticks.end(reduced)
 
-    def end_masks(self, reduced: Masks) -> None:
-        """Take the reduced sets."""
-        self._ticks.end_masks(reduced)
+    def end_exchange(self, reduced: Masks | Naming) -> None:
+        """Take the reduced second exchange of this tick."""
+        self._ticks.end_second(reduced)
+
+    end_masks = end_exchange
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Discard what is in flight, wait up to `timeout_s` for reads that are out, quarantine what they may still write.

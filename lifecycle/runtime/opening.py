@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -14,6 +15,9 @@ from lifecycle.rows import NEUTRAL
 from lifecycle.runtime.transport import Transport
 
 MAX_OWN_POOLS = 32
+MAX_WORDS = 64
+"""Room for the items compared: the exchange has one size, whatever library version each rank runs."""
+
 _WORD = (1 << 31) - 1
 
 
@@ -34,11 +38,7 @@ class Opening:
             "library version": _hash(self.version),
             "layout": _hash(repr((self.layout.name, self.layout.pools))),
             "page size": self.page_size_tokens,
-            "row capacity": policies.row_capacity,
-            "mask capacity": policies.mask_capacity,
-            "max pages": policies.max_pages,
-            "lag": policies.lag_ticks,
-            "policies": _hash(repr(policies)),
+            **{f"policy {name}": _hash(repr(value)) for name, value in msgspec.to_builtins(policies).items()},
             "group size": ranks,
             "prefix index": self.index_digest % _WORD,
         }
@@ -69,13 +69,14 @@ def agree(opening: Opening, capacity_pages: Mapping[str, int], transport: Transp
     if transport.ranks == 1:
         return Opened(dict(zip(own, capacities, strict=True)), f"{run:08x}")
     words = opening.words(transport.ranks)
-    values = list(words.values())
-    buffer = np.full(2 * len(values) + 1 + MAX_OWN_POOLS, NEUTRAL, dtype=np.int32)
-    buffer[: 2 * len(values) + 1] = [*values, *(-value for value in values), run]
-    buffer[2 * len(values) + 1 : 2 * len(values) + 1 + len(own)] = capacities
+    values = list(words.values()) + [0] * (MAX_WORDS - len(words))
+    assert len(values) == MAX_WORDS, "raise MAX_WORDS"
+    buffer = np.full(2 * MAX_WORDS + 1 + MAX_OWN_POOLS, NEUTRAL, dtype=np.int32)
+    buffer[: 2 * MAX_WORDS + 1] = [*values, *(-value for value in values), run]
+    buffer[2 * MAX_WORDS + 1 : 2 * MAX_WORDS + 1 + len(own)] = capacities
     transport.launch(buffer)()
-    low, high, agreed_run, budgets = np.split(buffer, [len(values), 2 * len(values), 2 * len(values) + 1])
-    differing = [name for name, a, b in zip(words, low.tolist(), high.tolist(), strict=True) if a != -b]
+    low, high, agreed_run, budgets = np.split(buffer, [MAX_WORDS, 2 * MAX_WORDS, 2 * MAX_WORDS + 1])
+    differing = [name for name, a, b in zip(words, low.tolist(), high.tolist(), strict=False) if a != -b]
     if differing:
         raise ConfigError(
             f"cannot start on rank {transport.rank} of {transport.ranks}: the ranks differ in {', '.join(differing)}"

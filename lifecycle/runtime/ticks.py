@@ -1,14 +1,16 @@
 """The tick: drain what readers answered, agree, move what may move; and the ends of a run, by order or by failure."""
 
 import heapq
+from typing import NoReturn
 
 import structlog
 
 from lifecycle.coverage import Flags
-from lifecycle.errors import ConfigError, CoordinatorClosed, SyncFailed
+from lifecycle.errors import ConfigError, CoordinatorClosed, RankDivergence, SyncFailed
 from lifecycle.events import Closed, CoordinatorStopped
 from lifecycle.reasons import Reason
 from lifecycle.rows import Masks, Report, Round
+from lifecycle.runtime.naming import Naming
 from lifecycle.runtime.rank import Rank
 from lifecycle.runtime.transfers import Transfer
 from lifecycle.states import State
@@ -26,6 +28,7 @@ class Ticks:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._fault: Exception | None = None  # an error of this rank's own: its next round is launched as failed
+        self._naming = False  # the replicas differ: nothing moves any more, and the exchange that says why is on its way
         self._deadlines: list[tuple[int, int]] = []
 
     def tick(self) -> None:
@@ -53,15 +56,15 @@ class Ticks:
             return None
         return self._build()
 
-    def end(self, reduced: Round) -> Masks | None:
-        """Take the reduced round; return the exchange of restorable sets that it calls for, or None."""
-        masks = self._consume_round(reduced)
+    def end(self, reduced: Round) -> Masks | Naming | None:
+        """Take the reduced round; return the second exchange that it calls for, or None."""
+        second = self._consume_round(reduced)
         self._rank.events.flush()
-        return masks
+        return second
 
-    def end_masks(self, reduced: Masks) -> None:
-        """Take the reduced sets."""
-        self._consume_masks(reduced)
+    def end_second(self, reduced: Masks | Naming) -> None:
+        """Take the reduced second exchange."""
+        self._consume_second(reduced)
         self._rank.events.flush()
 
     # --- before the round ----------------------------------------------------------------------------------------------
@@ -72,7 +75,7 @@ class Ticks:
             raise CoordinatorClosed("cannot tick: the coordinator is closed (start a fresh one)")
         rank.tick_number += 1
         rank.steps.tick = rank.tick_number
-        if rank.failure is not None:
+        if rank.failure is not None and not self._naming:
             self._drain()
             self._close_settled()
             rank.events.flush()
@@ -111,6 +114,8 @@ class Ticks:
 
     def _launch(self) -> None:
         rank = self._rank
+        if self._naming:
+            return
         round_ = self._build()
         try:
             rank.agreement.launch(round_, rank.tick_number + rank.policies.lag_ticks)
@@ -125,26 +130,44 @@ class Ticks:
                 item.wait()
             except RuntimeError as error:
                 self.fail(SyncFailed(item.exchange.number, rank.transport.ranks, repr(error)), error)
-            if isinstance(item.exchange, Masks):
-                self._consume_masks(item.exchange)
+            if not isinstance(item.exchange, Round):
+                self._consume_second(item.exchange)
                 continue
-            masks = self._consume_round(item.exchange)
-            if masks is not None:
-                rank.agreement.launch(masks, rank.tick_number + rank.policies.lag_ticks)
+            second = self._consume_round(item.exchange)
+            if second is not None:
+                rank.agreement.launch(second, rank.tick_number + rank.policies.lag_ticks)
 
-    def _consume_round(self, round_: Round) -> Masks | None:
-        rank = self._rank
+    def _consume_round(self, round_: Round) -> Masks | Naming | None:
+        rank, ranks = self._rank, self._rank.transport.ranks
+        header, same = rank.agreement.header(round_)
+        if header.failed:
+            cause = "an error of this rank's own" if self._fault else "a rank reported an error of its own (see its log)"
+            self.fail(SyncFailed(round_.number, ranks, cause), self._fault)
+        if not same:
+            return self._diverge(round_)
         try:
-            rows = rank.agreement.read(round_)
-        except SyncFailed as failure:
-            self.fail(failure, self._fault)
-        try:
+            rows = rank.agreement.read(round_, header)
             for prefetch, agreed in rows:
                 rank.steps.take_report(prefetch, agreed, rank.transport.ranks, round_.number, rank.agreement.want_mask)
             return rank.agreement.build_masks(round_.number, self._lengths)
         except Exception as error:  # as in _begin: the next round tells the peers, then this rank raises
             self._note_fault(error)
             return None
+
+    def _diverge(self, round_: Round) -> Naming:
+        """Publish nothing more; ask all ranks for their last commands, so that the error can name the one that differs."""
+        rank = self._rank
+        exchange = rank.agreement.name_divergence(round_.number)
+        self._naming = True
+        rank.failure = RankDivergence(round_.number, rank.transport.ranks, "the replicas of the ranks differ")
+        self._discard_all(Reason.SYNC_FAILED)
+        return exchange
+
+    def _consume_second(self, exchange: Masks | Naming) -> None:
+        if isinstance(exchange, Naming):
+            self._naming = False
+            self.fail(self._rank.agreement.read_naming(exchange), self._fault)
+        self._consume_masks(exchange)
 
     def _consume_masks(self, masks: Masks) -> None:
         try:
@@ -188,7 +211,7 @@ class Ticks:
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
-    def fail(self, failure: SyncFailed, cause: BaseException | None) -> None:
+    def fail(self, failure: SyncFailed, cause: BaseException | None) -> NoReturn:
         """Publish nothing more, discard everything, tell the scheduler."""
         self._rank.failure = failure
         self._discard_all(Reason.SYNC_FAILED)

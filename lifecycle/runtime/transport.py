@@ -1,31 +1,40 @@
 """How the buffers of a round get reduced. Apart from the rules: a transport knows no field of what it reduces.
 
-All ranks call `launch` with buffers of the same shape in the same order.
+All ranks call `launch` with buffers of the same shape in the same order. `torch` is imported only where a group is used.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from lifecycle.errors import ConfigError
 
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
 Buffer = NDArray[np.int32] | NDArray[np.uint8]
+Wait = Callable[[], None]
 
 
 class Transport(Protocol):
-    """One MIN over the group, in place."""
+    """One MIN over all ranks whose prefix must be usable, in place."""
 
-    rank: int
-    ranks: int
+    @property
+    def rank(self) -> int:
+        """This rank's place among them, from 0."""
 
-    def launch(self, buffer: Buffer) -> Callable[[], None]:
+    @property
+    def ranks(self) -> int:
+        """How many they are."""
+
+    def launch(self, buffer: Buffer) -> Wait:
         """Begin to reduce `buffer`; the result is in place once the returned function has returned.
 
-        Either may raise; then the round has failed.
+        Either may raise `RuntimeError`; then the round has failed.
         """
 
 
@@ -35,7 +44,7 @@ class Alone:
     rank = 0
     ranks = 1
 
-    def launch(self, buffer: Buffer) -> Callable[[], None]:
+    def launch(self, buffer: Buffer) -> Wait:
         """Return at once."""
         return _nothing
 
@@ -45,23 +54,80 @@ def _nothing() -> None:
 
 
 class TorchTransport:
-    """`torch.distributed` over one process group that holds every rank whose prefix must be usable."""
+    """`torch.distributed` on the CPU, over plain process groups that the engine may already have.
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        if not dist.is_initialized():
+    Best is one group that spans attention CP x attention TP x PP. An engine that has only separate groups passes them all;
+    they are reduced one after the other, each rank in the same order. `timeout_s` bounds one exchange.
+    Raises `ConfigError` when this rank is not in a group, or when the groups do not span a grid of ranks.
+    """
+
+    def __init__(self, *groups: "dist.ProcessGroup", timeout_s: float = 60.0) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_initialized():
             raise ConfigError("cannot build a transport: torch.distributed is not initialised (call init_process_group)")
-        rank = dist.get_rank(group)
-        if rank < 0:
-            raise ConfigError("cannot build a transport: this rank is not in the group")
-        self._group = group
-        self.rank = rank
-        self.ranks = dist.get_world_size(group)
+        if timeout_s <= 0:
+            raise ConfigError(f"cannot build a transport with timeout_s={timeout_s}: use more than 0")
+        self._groups: tuple[dist.ProcessGroup | None, ...] = groups or (None,)
+        self._timeout = timedelta(seconds=timeout_s)
+        for place, group in enumerate(self._groups):
+            if dist.get_rank(group) < 0:
+                raise ConfigError(
+                    f"cannot build a transport: rank {dist.get_rank()} is not in group {place} of {len(self._groups)}"
+                    " (every rank passes the groups that it belongs to)"
+                )
+        self._chain = ThreadPoolExecutor(1, "round") if len(self._groups) > 1 else None
+        self.rank, self.ranks = self._place([dist.get_world_size(group) for group in self._groups])
 
-    def launch(self, buffer: Buffer) -> Callable[[], None]:
-        """Begin one all-reduce MIN; the returned function waits for it."""
-        work = dist.all_reduce(torch.from_numpy(buffer), op=dist.ReduceOp.MIN, group=self._group, async_op=True)
+    def _place(self, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return this rank's place among those that the groups reach together, after checking that they form a grid."""
+        import torch.distributed as dist
+
+        world, me = dist.get_world_size(), dist.get_rank()
+        reached = np.ones(world, dtype=np.int32)
+        reached[me] = 0
+        self.launch(reached)()
+        members = np.flatnonzero(reached == 0).tolist()
+        if len(members) != int(np.prod(sizes)):
+            raise ConfigError(
+                f"cannot build a transport on rank {me}: groups of {' x '.join(map(str, sizes))} ranks reach {len(members)}"
+                f" ranks together ({members}), not {int(np.prod(sizes))}: they overlap or are not a grid"
+            )
+        return members.index(me), len(members)
+
+    def launch(self, buffer: Buffer) -> Wait:
+        """Begin one all-reduce MIN in each group; the returned function waits for the last."""
+        if self._chain is None:
+            return self._launch_in(self._groups[0], buffer)
+        done = self._chain.submit(self._reduce_in_turn, buffer)
+        timeout_s = self._timeout.total_seconds() * len(self._groups)
 
         def wait() -> None:
-            work.wait()
+            try:
+                done.result(timeout_s)
+            except TimeoutError as error:
+                raise RuntimeError(f"the exchange took longer than {timeout_s} s") from error
 
         return wait
+
+    def _reduce_in_turn(self, buffer: Buffer) -> None:
+        for group in self._groups:
+            self._launch_in(group, buffer)()
+
+    def _launch_in(self, group: "dist.ProcessGroup | None", buffer: Buffer) -> Wait:
+        import torch
+        import torch.distributed as dist
+
+        work = dist.all_reduce(torch.from_numpy(buffer), op=dist.ReduceOp.MIN, group=group, async_op=True)
+        assert work is not None, "async_op=True returns a handle"
+
+        def wait() -> None:
+            if not work.wait(self._timeout):
+                raise RuntimeError(f"the exchange took longer than {self._timeout.total_seconds()} s")
+
+        return wait
+
+    def close(self) -> None:
+        """Stop the thread that reduces in turn. The groups are the engine's."""
+        if self._chain is not None:
+            self._chain.shutdown(wait=False, cancel_futures=True)

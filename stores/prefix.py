@@ -17,7 +17,7 @@ from lifecycle.runtime.ports import Anchor, InsertPlan, SlotArray
 from stores.prefix_check import tree_faults
 from stores.prefix_match import RadixAnchor, RadixMatch, longest_covered
 from stores.prefix_node import Node, Rows
-from stores.prefix_offer import check_offer, check_slots
+from stores.prefix_offer import check_offer, check_slots, check_taken
 from stores.prefix_tree import Freed, RadixTree
 
 
@@ -130,12 +130,14 @@ class RadixIndex:
             raise ConfigError(f"cannot insert at page {node.end}: the keys do not pass the anchor (match them again)")
         tree, end = self._tree, offer[KV][1]
         path, reached, lacks = tree.survey(node, chain, offer)
+        taken = {0: np.arange(node.end, end) >= reached, **lacks}
+        check_taken(self._rows, given, taken)
         steps = [step if take == len(step.keys) else tree.cut(step, take) for step, take in path]
         tree.insertions += 1
         if reached < end:
             steps.append(tree.grow(steps[-1] if steps else node, chain[reached:end], tick))
         counts = [0] * len(self._rows.own)
-        for row, mask in ((0, np.arange(node.end, end) >= reached), *lacks.items()):
+        for row, mask in taken.items():
             counts[row] = sum(tree.fill(step, row, given[row], mask, source, offer) for step in steps)
         last = steps[-1] if steps else node
         above: Node | None = last

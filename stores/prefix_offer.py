@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from lifecycle.errors import ConfigError
 from lifecycle.layout import KV
 from lifecycle.runtime.ports import Anchor, SlotArray
-from stores.prefix_node import Rows
+from stores.prefix_node import Mask, Rows
 
 Offer = Mapping[str, tuple[int, int]]
 
@@ -34,7 +34,13 @@ def check_slots(rows: Rows, offer: Offer, slots: Mapping[str, SlotArray]) -> lis
         array = np.asarray(slots.get(name, ()), np.int32)
         if array.shape != (hi - lo,):
             raise ConfigError(f"cannot insert: {name} offers {hi - lo} pages with slots of shape {array.shape}")
-        if array.size and int(array.min()) < 0:
-            raise ConfigError(f"cannot insert: {name} offers slot {int(array.min())} (slots count from 0)")
         given.append(array)
     return given
+
+
+def check_taken(rows: Rows, given: list[NDArray[np.int32]], taken: Mapping[int, Mask]) -> None:
+    """Raise `ConfigError` unless each page that is taken has a slot; what stands beside the others does not matter."""
+    for row, mask in taken.items():
+        if bool((given[row][mask] < 0).any()):
+            slot = int(given[row][mask].min())
+            raise ConfigError(f"cannot insert: {rows.own[row]} offers slot {slot} (slots count from 0)")

@@ -230,6 +230,14 @@ def test_an_offer_needs_a_slot_for_each_page(build: Build, slots: dict[str, list
     assert index.resident_pages(KV) == 0
 
 
+def test_pages_that_are_not_taken_need_no_slot(build: Build) -> None:
+    """What stands beside a duplicate page is not looked at."""
+    index = build()
+    put(index, prompt(2))
+    index.insert(index.root, prompt(4), {KV: (0, 4)}, {KV: np.array([-1, -1, 8, 9], np.int32)}, 0, 0)
+    assert index.match(prompt(4), tick=1).slots(KV).tolist() == [0, 1, 8, 9]
+
+
 def test_keys_of_another_prompt_are_dropped(build: Build) -> None:
     """Pages can't hang under an anchor that their keys do not pass: planned, insert_dropped; inserted, an error."""
     index = build()

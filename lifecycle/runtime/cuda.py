@@ -33,7 +33,7 @@ class CudaTransport(TorchTransport):
         count = torch.cuda.device_count()
         if self._device.type != "cuda" or (self._device.index or 0) >= count:
             raise ConfigError(f"cannot build a transport on {device!r}: this machine has {count} CUDA devices")
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         super().__init__(*groups, timeout_s=timeout_s)
 
     def _launch_in(self, group: "dist.ProcessGroup | None", buffer: Buffer) -> Wait:
@@ -48,12 +48,12 @@ class CudaTransport(TorchTransport):
             assert work is not None, "async_op=True returns a handle"
             work.wait()  # orders this stream after the reduction; blocks no thread
             staged.copy_(tensor, non_blocking=True)
-            done = torch.cuda.Event()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
         deadline = time.monotonic() + self._timeout.total_seconds()
 
         def wait() -> None:
-            while not done.query():
+            while not done.query():  # type: ignore[no-untyped-call]
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"the exchange took longer than {self._timeout.total_seconds()} s")
                 time.sleep(_POLL_S)

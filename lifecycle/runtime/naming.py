@@ -47,9 +47,8 @@ def read(naming: Naming, ranks: int) -> tuple[int | None, tuple[str, ...], str]:
     ordinals = sorted({ordinal for side in sides for ordinal in side})
     first = next((o for o in ordinals if len({side.get(o, (0, ""))[0] for side in sides}) > 1), None)
     if first is None:
-        what = (
-            "their commands are equal, but their prefix indexes are not" if _indexes_differ(sections) else "it is not known why"
-        )
+        indexes = "their commands are equal, but their prefix indexes are not"
+        what = indexes if _indexes_differ(sections) else "it is not known why"
         return None, (), f"the replicas of the ranks differ: {what} (rows in flight: {counts})"
     texts = tuple(side.get(first, (0, "nothing"))[1] for side in sides)
     shown = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
@@ -61,10 +60,8 @@ def read(naming: Naming, ranks: int) -> tuple[int | None, tuple[str, ...], str]:
 def _commands(section: NDArray[np.int32]) -> dict[int, tuple[int, str]]:
     count = int(section[1])
     entries = section[_HEAD : _HEAD + count * _ENTRY].reshape(count, _ENTRY)
-    return {
-        int(entry[0]): (int(entry[1]), entry[2:].astype("<i4").tobytes().decode("ascii", "replace").strip())
-        for entry in entries
-    }
+    texts = [entry[2:].astype("<i4").tobytes().decode("ascii", "replace").strip() for entry in entries]
+    return {int(entry[0]): (int(entry[1]), text) for entry, text in zip(entries, texts, strict=True)}
 
 
 def _indexes_differ(sections: NDArray[np.int32]) -> bool:

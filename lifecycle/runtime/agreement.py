@@ -67,10 +67,8 @@ class Agreement:
         ids = replica.next_ids(self._last_sent, self._policies.row_capacity)
         if ids:
             self._last_sent = ids[-1]
-        quarantined = tuple(
-            self._book.quarantined_pages[pool.name] + self._book.tainted_pages[pool.name] for pool in self._layout.own
-        )
-        header = Header(len(ids), (replica.digest ^ self._index.digest()) & _DIGEST, failed, declining, quarantined)
+        digest = (replica.digest ^ self._index.digest()) & _DIGEST
+        header = Header(len(ids), digest, failed, declining, self.quarantined_here())
         reports = [] if failed else [report(id_) for id_ in ids]
         moves = tuple([replica.in_flight[id_].moves for id_ in ids])
         return Round(self.number, tuple(ids), moves, self._codec.pack(header, reports), self._clock_ns())
@@ -100,10 +98,7 @@ class Agreement:
     def read(self, round_: Round, header: Header) -> list[tuple[Prefetch, Report]]:
         """Return the agreed rows that are not void, having lowered the budgets first."""
         ranks = self._transport.ranks
-        self.declining = header.declining
-        for pool, pages in zip(self._layout.own, header.quarantined_pages, strict=True):
-            if pages != self._book.replica.quarantined_pages[pool.name]:
-                self._emit(QuarantineAgreed(pool.name, pages))
+        self.take_header(header.declining, header.quarantined_pages)
         in_flight = self._book.replica.in_flight
         rows = zip(round_.ids, round_.moves, self._codec.read_rows(round_.buffer, len(round_.ids)), strict=True)
         fresh = [(in_flight[id_], report) for id_, moves, report in rows if id_ in in_flight and in_flight[id_].moves == moves]
@@ -111,6 +106,18 @@ class Agreement:
             taken_ns = self._clock_ns() - round_.launched_ns
             self._emit(RoundDone(round_.number, len(round_.ids), 0, ranks, taken_ns))
         return fresh
+
+    def quarantined_here(self) -> tuple[int, ...]:
+        """Return, per own pool, the pages that this rank has lost for good, or will have once they are evicted."""
+        book = self._book
+        return tuple([book.quarantined_pages[pool.name] + book.tainted_pages[pool.name] for pool in self._layout.own])
+
+    def take_header(self, declining: bool, quarantined_pages: tuple[int, ...]) -> None:
+        """Take what is agreed of the ranks themselves; with one rank, what this rank says."""
+        self.declining = declining
+        for pool, pages in zip(self._layout.own, quarantined_pages, strict=True):
+            if pages != self._book.replica.quarantined_pages[pool.name]:
+                self._emit(QuarantineAgreed(pool.name, pages))
 
     def want_mask(self, prefetch: Prefetch) -> None:
         """Note that the restorable set of a prefetch must be agreed; one is on its way at most."""

@@ -78,8 +78,9 @@ class Coordinator:
         older = replica.newest(request)
         if older is not None and not older.terminal:
             self._rank.steps.end(older, Reason.SUPERSEDED)
-        declining = self._rank.transfers.declining if self._rank.alone else self._rank.agreement.declining
-        decided = self._decide_issue(request, attempt, keys, anchor, Reason.READERS_LOST if declining else None)
+        decided = self._decide_issue(
+            request, attempt, keys, anchor, Reason.READERS_LOST if self._rank.agreement.declining else None
+        )
         if not isinstance(decided, Declined):
             try:
                 self._rank.index.lock(anchor)

@@ -189,7 +189,8 @@ class Ticks:
 
     def _consume_alone(self) -> None:
         """Take this rank's own reports in place of a round: only of what may have something new to say."""
-        transfers, now_ns = self._rank.transfers, self._rank.clock_ns()
+        transfers, agreement, now_ns = self._rank.transfers, self._rank.agreement, self._rank.clock_ns()
+        agreement.take_header(transfers.declining, agreement.quarantined_here())
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, id_ = heapq.heappop(self._deadlines)
             due = transfers.of.get(id_)

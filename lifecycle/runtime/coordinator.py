@@ -22,6 +22,7 @@ from lifecycle.runtime import inspection
 from lifecycle.runtime.naming import Naming
 from lifecycle.runtime.ports import Anchor, EventLog, HostMemory, Match, PageStore, PrefixIndex
 from lifecycle.runtime.rank import Ports, Rank
+from lifecycle.runtime.readers import ReaderPool
 from lifecycle.runtime.residency import Fill
 from lifecycle.runtime.ticks import Ticks
 from lifecycle.runtime.transfers import Transfer
@@ -32,6 +33,7 @@ class Coordinator:
     """Runs the prefetches of one rank. Give every rank the same commands at the same ticks.
 
     `transport` spans every rank whose prefix must be usable; without one this rank is alone and no round runs.
+    `readers` is how many reader threads to start, or a pool of one's own.
     Raises `ConfigError` when the configuration makes no sense or differs between ranks.
     """
 
@@ -46,7 +48,7 @@ class Coordinator:
         index: PrefixIndex,
         events: EventLog,
         transport: Transport | None = None,
-        readers: int = 4,
+        readers: int | ReaderPool = 4,
         run: str | None = None,
         force_round: bool = False,
         clock_ns: Callable[[], int] | None = None,

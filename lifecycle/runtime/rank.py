@@ -14,7 +14,7 @@ from lifecycle.policies import Policies
 from lifecycle.runtime.agreement import Agreement
 from lifecycle.runtime.opening import Opening, agree
 from lifecycle.runtime.ports import EventLog, HostMemory, PageStore, PrefixIndex
-from lifecycle.runtime.readers import Readers
+from lifecycle.runtime.readers import ReaderPool, Readers
 from lifecycle.runtime.residency import Residency
 from lifecycle.runtime.settle import Settler
 from lifecycle.runtime.steps import Steps
@@ -44,7 +44,7 @@ class Rank:
         policies: Policies,
         page_size_tokens: int,
         ports: Ports,
-        readers: int,
+        readers: int | ReaderPool,
         run: str | None,
         force_round: bool,
     ) -> None:
@@ -63,7 +63,10 @@ class Rank:
         )
         self.book = Book(layout, self.opening.budget_pages, policies.degrade)
         self._append_opened(capacity, run)
-        self.readers = Readers(ports.store, self.memory, self.clock_ns, readers, f"prefetch-rank{self.transport.rank}")
+        name = f"prefetch-rank{self.transport.rank}"
+        self.readers: ReaderPool = (
+            Readers(ports.store, self.memory, self.clock_ns, readers, name) if isinstance(readers, int) else readers
+        )
         self.transfers = Transfers(layout, policies, self.memory, self.readers, self.clock_ns, self.emit)
         self.residency = Residency(layout, self.book, self.memory, self.index, self.emit)
         self.settler = Settler(layout, self.memory, self.index, self.emit, policies.stuck_after_tries)
@@ -105,10 +108,10 @@ class Rank:
         )
 
 
-def _check(layout: Layout, policies: Policies, page_size_tokens: int, readers: int) -> None:
+def _check(layout: Layout, policies: Policies, page_size_tokens: int, readers: int | ReaderPool) -> None:
     if page_size_tokens < 1:
         raise ConfigError(f"cannot start with page size {page_size_tokens}: use at least 1 token")
-    if readers < 1:
+    if isinstance(readers, int) and readers < 1:
         raise ConfigError(f"cannot start with {readers} readers: use at least 1")
     if policies.limit_tokens < policies.threshold_pages * page_size_tokens:
         raise ConfigError(

@@ -27,8 +27,9 @@ from lifecycle.layout import Layout
 from lifecycle.local import UNKNOWN, Local
 from lifecycle.policies import Policies
 from lifecycle.reasons import ReadCode, Reason
+from lifecycle.runtime.jobs import Job, Landing, Note, Part
 from lifecycle.runtime.ports import Anchor, HostMemory, SlotArray
-from lifecycle.runtime.readers import Job, Landing, Note, Part, Readers
+from lifecycle.runtime.readers import ReaderPool
 from lifecycle.states import State
 from lifecycle.votes import Progress
 
@@ -71,7 +72,7 @@ class Transfers:
         layout: Layout,
         policies: Policies,
         memory: HostMemory,
-        readers: Readers,
+        readers: ReaderPool,
         clock_ns: Callable[[], int],
         emit: Emit,
     ) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from lifecycle import ranges as r
 from lifecycle.coverage import landed_pages, nothing_landed, published
+from lifecycle.errors import ObligationError
 from lifecycle.events import (
     AnchorUnlocked,
     Clamped,
@@ -238,6 +239,9 @@ def _unlocked(local: Local, event: PagesUnlocked) -> None:
 
 
 def _settled(local: Local, event: Settled) -> None:
+    if local.settled or not local.obligations.settled:
+        still = ", ".join(local.obligations.open_names()) or "it is settled already"
+        raise ObligationError(local.shared.id, "settle", still)
     local.settled = True
 
 

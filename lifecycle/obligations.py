@@ -128,15 +128,16 @@ class Obligations:
 
     def check_discharge(self, pool: str, pages: Ranges, how: str) -> None:
         """Raise `ObligationError`, naming the first page, unless all `pages` are open and quiet enough for `how`."""
+        what = f"discharge pages {r.text(pages)} of pool {pool} ({how})"
         held = self.pages.get(pool, EMPTY)
         if stray := r.subtract(pages, held):
             page = stray[0][0]
             before = next((h for h, done in self.history.get(pool, ()) if r.intersect(done, ((page, page + 1),))), None)
             why = f"page {page} was {before} before" if before else f"page {page} is not held"
-            raise ObligationError(self.prefetch, f"{how} pages {r.text(pages)} of pool {pool}", why)
+            raise ObligationError(self.prefetch, what, why)
         if how.startswith("release") and (writing := r.intersect(pages, r.union(self.busy(pool), self.lost.get(pool, EMPTY)))):
             why = f"a read may still write {r.text(writing)}"
-            raise ObligationError(self.prefetch, f"{how} pages {r.text(pages)} of pool {pool}", why)
+            raise ObligationError(self.prefetch, what, why)
 
     def discharge(self, pool: str, pages: Ranges, how: str) -> None:
         """Close the obligation for these pages; `how` says which way, for the next error."""

@@ -14,7 +14,7 @@ import msgspec
 import xxhash
 
 from lifecycle import ranges as r
-from lifecycle.errors import ObligationError
+from lifecycle.errors import IllegalTransition, ObligationError, UnknownRequest
 from lifecycle.events import (
     Adopted,
     Clamped,
@@ -120,11 +120,17 @@ class Replica:
         return None if state is None or state.prefetch is None else self.in_flight.get(state.prefetch)
 
     def apply(self, event: Event) -> None:
-        """Fold one event: changes the replica if it says something about it, and the digest with it."""
+        """Fold one event: changes the replica if it says something about it, and the digest with it.
+
+        What is not legal, or happens a second time, raises and changes nothing.
+        """
         if not event.REPLICATED:
             return
-        prefetch = self.in_flight.get(getattr(event, "prefetch", 0))
-        if prefetch is not None:
+        id_ = getattr(event, "prefetch", None)
+        if id_ is not None and type(event) is not Issued:
+            prefetch = self.in_flight.get(id_)
+            if prefetch is None:
+                raise IllegalTransition(id_, type(event).__name__, "not in flight", ())
             evolve(prefetch, event)
         handler = _APPLY.get(type(event))
         if handler is not None:
@@ -179,10 +185,20 @@ class Replica:
             state.loaded_tokens = event.tokens
 
     def _taken(self, event: LoadedTaken) -> None:
-        self.requests[event.request].taken = True
+        state = self._request("take the loaded tokens of", event.request)
+        if state.taken:
+            raise ObligationError(state.prefetch or 0, f"take the loaded tokens of {event.request!r}", "they were taken before")
+        state.taken = True
 
     def _finished(self, event: RequestFinished) -> None:
+        self._request("finish", event.request)
         del self.requests[event.request]
+
+    def _request(self, operation: str, request: str) -> RequestState:
+        state = self.requests.get(request)
+        if state is None:
+            raise UnknownRequest(operation, request)
+        return state
 
     def _quarantined(self, event: QuarantineAgreed) -> None:
         self.quarantined_pages[event.pool] = event.pages

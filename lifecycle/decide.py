@@ -102,7 +102,16 @@ def _why_final(prefetch: Prefetch, report: Report) -> Reason:
 
 def hit_is_known(prefetch: Prefetch, report: Report) -> bool:
     """Say whether the agreed report lets a plan be made: every rank has asked its shard."""
-    return prefetch.state is State.ISSUED and report.hit_page >= 0 and not (report.must_stop or report.can_stop)
+    return prefetch.state is State.ISSUED and _may_plan(report)
+
+
+def _may_plan(report: Report) -> bool:
+    return report.hit_page >= 0 and not (report.must_stop or report.can_stop)
+
+
+def needs_set(start_page: int, policies: Policies, report: Report) -> bool:
+    """Say whether the set of a prefetch without a plan must be agreed: the shortest hit does not say no already."""
+    return _may_plan(report) and report.hit_page - start_page >= policies.threshold_pages
 
 
 def too_little(prefetch: Prefetch, policies: Policies, report: Report) -> tuple[Event, ...]:

@@ -53,7 +53,12 @@ class Step(NamedTuple):
     def text(self) -> str:
         """Return the event for people, in ASCII: `issued prefetch=7 request='r7' attempt=0 …`."""
         name = str(self.event.__struct_config__.tag).partition(".")[0]
-        return " ".join((name, *(f"{field}={getattr(self.event, field)!a}" for field in self.event.REPLICATED)))
+        return " ".join((name, *(f"{field}={_shown(getattr(self.event, field))}" for field in self.event.REPLICATED)))
+
+
+def _shown(value: object) -> str:
+    """Return a value for people; of a page key, which is long, only its head."""
+    return f"{value[:12]}.." if isinstance(value, str) and len(value) == 64 else f"{value!a}"
 
 
 @dataclass(slots=True)

@@ -52,6 +52,7 @@ class Round:
     number: int
     ids: tuple[int, ...]
     moves: tuple[int, ...]
+    hits_from: tuple[int, ...]  # the first page of those that had no plan yet; -1 of all others
     buffer: NDArray[np.int32]
     launched_ns: int = 0
 

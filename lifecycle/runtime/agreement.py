@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lifecycle import decide
 from lifecycle.book import Book
 from lifecycle.coverage import Flags
 from lifecycle.errors import RankDivergence
@@ -19,11 +20,12 @@ from lifecycle.runtime import naming
 from lifecycle.runtime.naming import Naming
 from lifecycle.runtime.ports import PrefixIndex
 from lifecycle.runtime.transport import Transport
+from lifecycle.states import State
 
 _DIGEST = (1 << DIGEST_BITS) - 1
 
-
 Exchange = Round | Masks | Naming
+"""What is reduced over the ranks, each with the number of its round."""
 
 
 @dataclass(slots=True)
@@ -51,8 +53,8 @@ class Agreement:
         self._emit = emit
         self._codec = RowCodec(layout, policies)
         self._last_sent = 0
-        self._masked: set[int] = set()  # prefetches with a set on its way
-        self._masks_wanted: list[Prefetch] = []
+        self._trailing = layout.has_trailing(policies.degrade)
+        self._masked: set[int] = set()  # prefetches in flight whose set was asked for
         self.pending: deque[Pending] = deque()
         self.number = 0
         self.collectives = 0
@@ -61,17 +63,22 @@ class Agreement:
     # --- building ------------------------------------------------------------------------------------------------------
 
     def build(self, report: Callable[[int], Report], failed: bool, declining: bool) -> Round:
-        """Return this rank's next round: the next rows in id order, wrapping, whatever happened locally."""
-        self.number += 1
+        """Return this rank's next round: the next rows in id order, wrapping, whatever happened locally.
+
+        Raises what a report or the index raises, having changed nothing; neither is asked by a rank that has failed.
+        """
         replica = self._book.replica
         ids = replica.next_ids(self._last_sent, self._policies.row_capacity)
+        prefetches = [replica.in_flight[id_] for id_ in ids]
+        reports = [] if failed else [report(id_) for id_ in ids]
+        digest = 0 if failed else (replica.digest ^ self._index.digest()) & _DIGEST
+        buffer = self._codec.pack(Header(len(ids), digest, failed, declining, self.quarantined_here()), reports)
+        self.number += 1
         if ids:
             self._last_sent = ids[-1]
-        digest = (replica.digest ^ self._index.digest()) & _DIGEST
-        header = Header(len(ids), digest, failed, declining, self.quarantined_here())
-        reports = [] if failed else [report(id_) for id_ in ids]
-        moves = tuple([replica.in_flight[id_].moves for id_ in ids])
-        return Round(self.number, tuple(ids), moves, self._codec.pack(header, reports), self._clock_ns())
+        moves = tuple([prefetch.moves for prefetch in prefetches])
+        hits_from = tuple([p.start_page if p.state is State.ISSUED else -1 for p in prefetches])
+        return Round(self.number, tuple(ids), moves, hits_from, buffer, self._clock_ns())
 
     def launch(self, exchange: Exchange, due: int) -> None:
         """Begin to reduce an exchange."""
@@ -95,16 +102,16 @@ class Agreement:
         step, sides, cause = naming.read(exchange, self._transport.ranks)
         return RankDivergence(exchange.number, self._transport.ranks, cause, step, sides)
 
-    def read(self, round_: Round, header: Header) -> list[tuple[Prefetch, Report]]:
+    def read(self, round_: Round, wanted: Masks | None, header: Header) -> list[tuple[Prefetch, Report]]:
         """Return the agreed rows that are not void, having lowered the budgets first."""
-        ranks = self._transport.ranks
         self.take_header(header.declining, header.quarantined_pages)
         in_flight = self._book.replica.in_flight
-        rows = zip(round_.ids, round_.moves, self._codec.read_rows(round_.buffer, len(round_.ids)), strict=True)
+        rows = zip(round_.ids, round_.moves, self._rows(round_), strict=True)
         fresh = [(in_flight[id_], report) for id_, moves, report in rows if id_ in in_flight and in_flight[id_].moves == moves]
         if round_.ids:
             taken_ns = self._clock_ns() - round_.launched_ns
-            self._emit(RoundDone(round_.number, len(round_.ids), 0, ranks, taken_ns))
+            masks = len(wanted.ids) if wanted else 0
+            self._emit(RoundDone(round_.number, len(round_.ids), masks, self._transport.ranks, taken_ns))
         return fresh
 
     def quarantined_here(self) -> tuple[int, ...]:
@@ -119,26 +126,34 @@ class Agreement:
             if pages != self._book.replica.quarantined_pages[pool.name]:
                 self._emit(QuarantineAgreed(pool.name, pages))
 
-    def want_mask(self, prefetch: Prefetch) -> None:
-        """Note that the restorable set of a prefetch must be agreed; one is on its way at most."""
-        if prefetch.id not in self._masked and len(self._masks_wanted) < self._policies.mask_capacity:
-            self._masks_wanted.append(prefetch)
-            self._masked.add(prefetch.id)
+    def _rows(self, round_: Round) -> list[Report]:
+        return self._codec.read_rows(round_.buffer, len(round_.ids))
 
-    def build_masks(self, number: int, lengths: Callable[[int], Flags]) -> Masks | None:
-        """Return the exchange of the sets that were asked for, or None. Its shape never depends on how many."""
-        wanted, self._masks_wanted = self._masks_wanted, []
-        if not wanted:
+    # --- the sets ------------------------------------------------------------------------------------------------------
+
+    def masks_after(self, round_: Round) -> Masks | None:
+        """Return the exchange of restorable sets that a reduced round calls for, still neutral, or None.
+
+        Whether it runs and what its places mean follows from what all ranks launched and reduced alike, so that a rank
+        whose own state has gone wrong exchanges as its peers do. No prefetch needs a second one: the first gives it a plan
+        or its end, or is void because it has moved.
+        """
+        if not self._trailing:
             return None
-        buffer = self._codec.fresh_masks()
-        for place, prefetch in enumerate(wanted):
-            flags = lengths(prefetch.id)
-            buffer[place, : len(flags)] = flags
-        return Masks(number, tuple(p.id for p in wanted), tuple(p.moves for p in wanted), buffer)
+        rows = zip(round_.ids, round_.moves, round_.hits_from, self._rows(round_), strict=True)
+        asking = [
+            (id_, moves)
+            for id_, moves, start_page, agreed in rows
+            if start_page >= 0 and id_ not in self._masked and decide.needs_set(start_page, self._policies, agreed)
+        ][: self._policies.mask_capacity]
+        if not asking:
+            return None
+        ids, moved = zip(*asking, strict=True)
+        self._masked.update(ids)
+        return Masks(round_.number, ids, moved, self._codec.fresh_masks())
 
     def read_masks(self, masks: Masks) -> list[tuple[Prefetch, Flags]]:
         """Return the agreed sets that are not void."""
-        self._masked.difference_update(masks.ids)
         in_flight = self._book.replica.in_flight
         fresh: list[tuple[Prefetch, Flags]] = []
         for place, (id_, moves) in enumerate(zip(masks.ids, masks.moves, strict=True)):
@@ -147,3 +162,8 @@ class Agreement:
                 span_pages = prefetch.end_page - prefetch.start_page
                 fresh.append((prefetch, masks.buffer[place, :span_pages].astype(np.bool_)))
         return fresh
+
+    def forget_closed(self) -> None:
+        """Keep nothing of prefetches that are closed: no round that is still on its way asks for their sets."""
+        if self._masked:
+            self._masked.intersection_update(self._book.replica.in_flight)

@@ -115,6 +115,8 @@ class Coordinator:
     def ready(self, request: str) -> bool:
         """Say whether admission may go on: False until the newest prefetch has its outcome. Asking is the demand."""
         self._check_open("ask for", request)
+        if self._ticks.naming:
+            return False  # the ranks differ, which the next ticks will say: nothing is admitted on it
         prefetch = self._rank.book.replica.newest(request)
         if prefetch is None or prefetch.terminal:
             return True
@@ -168,7 +170,8 @@ class Coordinator:
         return state
 
     def _check_open(self, operation: str, request: str) -> None:
-        if self._rank.closed or self._rank.failure is not None:
+        told = self._rank.failure is not None and not self._ticks.naming  # before, commands go on, and all will be discarded
+        if self._rank.closed or told:
             state = "closed" if self._rank.closed else "failed"
             raise CoordinatorClosed(f"cannot {operation} request {request!r}: the coordinator is {state} (start a fresh one)")
 

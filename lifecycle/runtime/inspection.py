@@ -60,7 +60,8 @@ def _pool_faults(rank: Rank) -> list[str]:
         book, memory = rank.book, rank.memory
         unreleased = sum(len(slots) for name, slots in rank.residency.unreleased if name == pool)
         held, resident = book.held_pages[pool], book.resident_pages[pool]
-        free, out, capacity = memory.free_pages(pool), memory.quarantined_pages(pool), memory.capacity_pages(pool)
+        free, capacity = memory.free_pages(pool), rank.capacity_pages[pool]
+        out = memory.quarantined_pages(pool) - rank.old_quarantined_pages[pool]
         if free + held + resident + out + unreleased != capacity:
             faults.append(
                 f"pool {pool}: {free} free + {held} held + {resident} resident + {out} quarantined"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from lifecycle.errors import ConfigError
-from lifecycle.layout import Layout
+from lifecycle.errors import ConfigError, SyncFailed
+from lifecycle.layout import Layout, Need
 from lifecycle.policies import Policies
 from lifecycle.rows import NEUTRAL
 from lifecycle.runtime.transport import Transport
@@ -17,6 +18,8 @@ from lifecycle.runtime.transport import Transport
 MAX_OWN_POOLS = 32
 MAX_WORDS = 64
 """Room for the items compared: the exchange has one size, whatever library version each rank runs."""
+
+_FIXED = 2 * MAX_WORDS + 2
 
 _WORD = (1 << 31) - 1
 
@@ -37,7 +40,7 @@ class Opening:
         return {
             "library version": _hash(self.version),
             "layout": _hash(repr((self.layout.name, self.layout.pools))),
-            "page size": self.page_size_tokens,
+            "page size": _hash(repr(self.page_size_tokens)),
             **{f"policy {name}": _hash(repr(value)) for name, value in msgspec.to_builtins(policies).items()},
             "group size": ranks,
             "prefix index": self.index_digest % _WORD,
@@ -59,27 +62,51 @@ class Opened:
 def agree(opening: Opening, capacity_pages: Mapping[str, int], transport: Transport) -> Opened:
     """Compare this rank's opening with the others' and return what follows from all of them.
 
-    Raises `ConfigError` on every rank, naming what differs.
+    `capacity_pages` is what is free per own pool. Raises `ConfigError` on every rank, naming what differs, and `SyncFailed`
+    when a rank does not answer.
     """
-    own = [pool.name for pool in opening.layout.own]
-    if len(own) > MAX_OWN_POOLS:
-        raise ConfigError(f"cannot agree on {len(own)} pools with own slots: at most {MAX_OWN_POOLS}")
-    capacities = [capacity_pages[pool] for pool in own]
     run = secrets.randbits(31)
-    if transport.ranks == 1:
-        return Opened(dict(zip(own, capacities, strict=True)), f"{run:08x}")
-    words = opening.words(transport.ranks)
-    values = list(words.values()) + [0] * (MAX_WORDS - len(words))
-    assert len(values) == MAX_WORDS, "raise MAX_WORDS"
-    buffer = np.full(2 * MAX_WORDS + 1 + MAX_OWN_POOLS, NEUTRAL, dtype=np.int32)
-    buffer[: 2 * MAX_WORDS + 1] = [*values, *(-value for value in values), run]
-    buffer[2 * MAX_WORDS + 1 : 2 * MAX_WORDS + 1 + len(own)] = capacities
-    transport.launch(buffer)()
-    low, high, agreed_run, budgets = np.split(buffer, [MAX_WORDS, 2 * MAX_WORDS, 2 * MAX_WORDS + 1])
-    differing = [name for name, a, b in zip(words, low.tolist(), high.tolist(), strict=False) if a != -b]
-    if differing:
+    budget_pages = dict(capacity_pages)
+    if transport.ranks > 1:
+        words = opening.words(transport.ranks)
+        reduced = _exchange(list(words.values()), list(capacity_pages.values()), run, True, transport)
+        low, high, (agreed_run, all_start), budgets = np.split(reduced, [MAX_WORDS, 2 * MAX_WORDS, _FIXED])
+        where = f"cannot start on rank {transport.rank} of {transport.ranks}"
+        if not all_start:
+            raise ConfigError(f"{where}: a rank cannot start with what it was given (see what that rank raised)")
+        differing = [name for name, a, b in zip(words, low.tolist(), high.tolist(), strict=False) if a != -b]
+        if differing:
+            raise ConfigError(
+                f"{where}: the ranks differ in {', '.join(differing)}"
+                " (give every rank the same configuration and an empty index)"
+            )
+        run = int(agreed_run)
+        budget_pages = dict(zip(capacity_pages, budgets.tolist(), strict=False))
+    empty = [p.name for p in opening.layout.own if p.need is Need.REQUIRED and budget_pages[p.name] < 1]
+    if empty:  # every prefetch would be declined for ever
         raise ConfigError(
-            f"cannot start on rank {transport.rank} of {transport.ranks}: the ranks differ in {', '.join(differing)}"
-            " (give every rank the same configuration and an empty index)"
+            f"cannot start: the rank with the least host memory has no free page of pool {', '.join(empty)}"
+            " (give every rank at least one page of each required pool)"
         )
-    return Opened(dict(zip(own, budgets.tolist(), strict=False)), f"{agreed_run.item():08x}")
+    return Opened(budget_pages, f"{run:08x}")
+
+
+def decline(transport: Transport) -> None:
+    """Tell the other ranks, which wait in the opening exchange, that this one cannot start."""
+    if transport.ranks > 1:
+        _exchange([], [], 0, False, transport)
+
+
+def _exchange(
+    words: list[int], capacities: list[int], run: int, starts: bool, transport: Transport
+) -> NDArray[np.int32]:
+    values = words + [0] * (MAX_WORDS - len(words))
+    assert len(values) == MAX_WORDS, "raise MAX_WORDS"
+    buffer = np.full(_FIXED + MAX_OWN_POOLS, NEUTRAL, dtype=np.int32)
+    buffer[:_FIXED] = [*values, *(-value for value in values), run, starts]
+    buffer[_FIXED : _FIXED + len(capacities)] = capacities
+    try:
+        transport.launch(buffer)()
+    except RuntimeError as error:
+        raise SyncFailed(0, transport.ranks, repr(error)) from error
+    return buffer

@@ -12,7 +12,7 @@ from lifecycle.events import AnyEvent, Event, LateWriteEnded, LogOpened, Record
 from lifecycle.layout import Layout
 from lifecycle.policies import Policies
 from lifecycle.runtime.agreement import Agreement
-from lifecycle.runtime.opening import Opening, agree
+from lifecycle.runtime.opening import MAX_OWN_POOLS, Opening, agree, decline
 from lifecycle.runtime.ports import EventLog, HostMemory, PageStore, PrefixIndex
 from lifecycle.runtime.readers import ReaderPool, Readers
 from lifecycle.runtime.residency import Residency
@@ -48,7 +48,6 @@ class Rank:
         run: str | None,
         force_round: bool,
     ) -> None:
-        _check(layout, policies, page_size_tokens, readers)
         self.layout, self.policies, self.page_size_tokens = layout, policies, page_size_tokens
         self.memory, self.index, self.events = ports.memory, ports.index, ports.events
         self.transport, self.clock_ns = ports.transport, ports.clock_ns
@@ -57,12 +56,19 @@ class Rank:
         self.failure: SyncFailed | None = None  # a round failed: nothing is published any more
         self.closed = False
         self._seq = 0
-        capacity = {pool.name: self.memory.capacity_pages(pool.name) for pool in layout.own}
-        self.opening = agree(
-            Opening(layout, policies, page_size_tokens, self.index.digest(), VERSION), capacity, self.transport
-        )
+        try:
+            _check(layout, policies, page_size_tokens, readers)
+            _check_index(layout, self.index)
+            # Slots that an earlier run left quarantined or out are none of this one's, and none of its budget.
+            self.capacity_pages = {pool.name: self.memory.free_pages(pool.name) for pool in layout.own}
+            self.old_quarantined_pages = {pool.name: self.memory.quarantined_pages(pool.name) for pool in layout.own}
+            opening = Opening(layout, policies, page_size_tokens, self.index.digest(), VERSION)
+        except Exception:  # the others wait in the opening exchange: they must learn it, or they would hang
+            decline(self.transport)
+            raise
+        self.opening = agree(opening, self.capacity_pages, self.transport)
         self.book = Book(layout, self.opening.budget_pages, policies.degrade)
-        self._append_opened(capacity, run)
+        self._append_opened(run)
         name = f"prefetch-rank{self.transport.rank}"
         self.readers: ReaderPool = (
             Readers(ports.store, self.memory, self.clock_ns, readers, name) if isinstance(readers, int) else readers
@@ -90,7 +96,7 @@ class Rank:
         self.events.append(Record(self._seq, self.clock_ns(), known))
         self._seq += 1
 
-    def _append_opened(self, capacity: dict[str, int], run: str | None) -> None:
+    def _append_opened(self, run: str | None) -> None:
         self.append(
             LogOpened(
                 library=VERSION,
@@ -100,7 +106,7 @@ class Rank:
                 layout=self.layout.declaration(),
                 policies=msgspec.to_builtins(self.policies),
                 page_size_tokens=self.page_size_tokens,
-                capacity_pages=capacity,
+                capacity_pages=self.capacity_pages,
                 budget_pages=dict(self.opening.budget_pages),
                 wall_ns=time.time_ns(),
                 monotonic_ns=self.clock_ns(),
@@ -111,6 +117,8 @@ class Rank:
 def _check(layout: Layout, policies: Policies, page_size_tokens: int, readers: int | ReaderPool) -> None:
     if page_size_tokens < 1:
         raise ConfigError(f"cannot start with page size {page_size_tokens}: use at least 1 token")
+    if len(layout.own) > MAX_OWN_POOLS:
+        raise ConfigError(f"cannot start with {len(layout.own)} pools with own slots: use at most {MAX_OWN_POOLS}")
     if isinstance(readers, int) and readers < 1:
         raise ConfigError(f"cannot start with {readers} readers: use at least 1")
     if policies.limit_tokens < policies.threshold_pages * page_size_tokens:
@@ -119,3 +127,10 @@ def _check(layout: Layout, policies: Policies, page_size_tokens: int, readers: i
             f"{policies.threshold_pages} pages of {page_size_tokens} tokens, so every prefetch of layout {layout.name}"
             " would be declined (raise the limit)"
         )
+
+
+def _check_index(layout: Layout, index: PrefixIndex) -> None:
+    resident = {pool.name: pages for pool in layout.own if (pages := index.resident_pages(pool.name))}
+    if resident:
+        held = ", ".join(f"{pages} pages of {pool}" for pool, pages in resident.items())
+        raise ConfigError(f"cannot start with a prefix index that holds {held}: start with an empty one")

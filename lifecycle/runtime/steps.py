@@ -44,10 +44,9 @@ class Steps:
         self.tick = 0
 
     def take_report(
-        self, prefetch: Prefetch, report: Report, participants: int, round_number: int,
-        want_mask: Callable[[Prefetch], None] | None,
-    ) -> None:  # fmt: skip
-        """Move a prefetch by its agreed report. `want_mask` asks for the agreement of its set; None with one rank."""
+        self, prefetch: Prefetch, report: Report, participants: int, round_number: int, sets_apart: bool
+    ) -> None:
+        """Move a prefetch by its agreed report. `sets_apart`: restorable sets come by an exchange of their own."""
         if not decide.hit_is_known(prefetch, report):
             here = self._transfers.of[prefetch.id].local.runs()
             self.take(prefetch, decide.row(self._layout, prefetch, report, here, participants, round_number))
@@ -58,9 +57,7 @@ class Steps:
         elif not self._trailing:
             span_pages = prefetch.end_page - prefetch.start_page
             self.take_lengths(prefetch, np.arange(span_pages) < report.hit_page - prefetch.start_page)
-        elif want_mask is not None:
-            want_mask(prefetch)
-        else:
+        elif not sets_apart:
             lengths = self._transfers.of[prefetch.id].lengths
             assert lengths is not None, "a hit is known only once the query is answered"
             self.take_lengths(prefetch, lengths)

@@ -5,11 +5,11 @@ from typing import NoReturn
 
 import structlog
 
-from lifecycle.coverage import Flags
 from lifecycle.errors import ConfigError, CoordinatorClosed, RankDivergence, SyncFailed
 from lifecycle.events import Closed, CoordinatorStopped
 from lifecycle.reasons import Reason
 from lifecycle.rows import Masks, Report, Round
+from lifecycle.runtime.agreement import Exchange
 from lifecycle.runtime.naming import Naming
 from lifecycle.runtime.rank import Rank
 from lifecycle.runtime.transfers import Transfer
@@ -31,6 +31,11 @@ class Ticks:
         self._naming = False  # the replicas differ: nothing moves any more, and the exchange that says why is on its way
         self._deadlines: list[tuple[int, int]] = []
 
+    @property
+    def naming(self) -> bool:
+        """Whether the ranks have diverged and the exchange that says why is on its way: what fails has not been told yet."""
+        return self._naming
+
     def tick(self) -> None:
         """Run one iteration with the rank's transport."""
         rank, lag = self._rank, self._rank.policies.lag_ticks
@@ -39,11 +44,11 @@ class Ticks:
             self._consume_alone()
         else:
             if lag == 0:
-                self._launch()
+                self._launch_round()
             self._consume_due()
             if lag:
-                self._launch()
-        rank.events.flush()
+                self._launch_round()
+        self._flush()
 
     def begin(self) -> Round | None:
         """Begin a tick by hand; return the round to be reduced, or None with one rank."""
@@ -59,13 +64,13 @@ class Ticks:
     def end(self, reduced: Round) -> Masks | Naming | None:
         """Take the reduced round; return the second exchange that it calls for, or None."""
         second = self._consume_round(reduced)
-        self._rank.events.flush()
+        self._flush()
         return second
 
     def end_second(self, reduced: Masks | Naming) -> None:
         """Take the reduced second exchange."""
         self._consume_second(reduced)
-        self._rank.events.flush()
+        self._flush()
 
     # --- before the round ----------------------------------------------------------------------------------------------
 
@@ -76,10 +81,8 @@ class Ticks:
         rank.tick_number += 1
         rank.steps.tick = rank.tick_number
         if rank.failure is not None and not self._naming:
-            self._drain()
-            self._close_settled()
-            rank.events.flush()
-            raise rank.failure
+            self._wind_down()
+            raise rank.failure.with_traceback(None)  # or it would grow by a frame at every tick
         if rank.alone:
             self._drain()
             return
@@ -87,7 +90,7 @@ class Ticks:
             if self._fault is None:
                 self._drain()
         except Exception as error:  # the round must be launched before this rank raises, or its peers would hang
-            self._fault = error
+            self._note_fault(error)
         self._fault = self._fault or rank.settler.index_fault
 
     def _drain(self) -> None:
@@ -110,17 +113,24 @@ class Ticks:
     # --- rounds --------------------------------------------------------------------------------------------------------
 
     def _build(self) -> Round:
-        return self._rank.agreement.build(self._report, self._fault is not None, self._rank.transfers.declining)
+        agreement, declining = self._rank.agreement, self._rank.transfers.declining
+        if self._fault is None:
+            try:
+                return agreement.build(self._report, False, declining)
+            except Exception as error:  # as in _begin
+                self._note_fault(error)
+        return agreement.build(self._report, True, declining)
 
-    def _launch(self) -> None:
+    def _launch_round(self) -> None:
+        if not self._naming:
+            self._launch(self._build())
+
+    def _launch(self, exchange: Exchange) -> None:
         rank = self._rank
-        if self._naming:
-            return
-        round_ = self._build()
         try:
-            rank.agreement.launch(round_, rank.tick_number + rank.policies.lag_ticks)
+            rank.agreement.launch(exchange, rank.tick_number + rank.policies.lag_ticks)
         except RuntimeError as error:
-            self.fail(SyncFailed(round_.number, rank.transport.ranks, repr(error)), error)
+            self.fail(SyncFailed(exchange.number, rank.transport.ranks, repr(error)), error)
 
     def _consume_due(self) -> None:
         rank, pending = self._rank, self._rank.agreement.pending
@@ -135,7 +145,7 @@ class Ticks:
                 continue
             second = self._consume_round(item.exchange)
             if second is not None:
-                rank.agreement.launch(second, rank.tick_number + rank.policies.lag_ticks)
+                self._launch(second)
 
     def _consume_round(self, round_: Round) -> Masks | Naming | None:
         rank, ranks = self._rank, self._rank.transport.ranks
@@ -145,14 +155,17 @@ class Ticks:
             self.fail(SyncFailed(round_.number, ranks, cause), self._fault)
         if not same:
             return self._diverge(round_)
-        try:
-            rows = rank.agreement.read(round_, header)
-            for prefetch, agreed in rows:
-                rank.steps.take_report(prefetch, agreed, rank.transport.ranks, round_.number, rank.agreement.want_mask)
-            return rank.agreement.build_masks(round_.number, self._lengths)
-        except Exception as error:  # as in _begin: the next round tells the peers, then this rank raises
-            self._note_fault(error)
-            return None
+        masks = rank.agreement.masks_after(round_)
+        if self._fault is None:  # with one, the peers move on and this rank no more: its next round tells them
+            try:
+                for prefetch, agreed in rank.agreement.read(round_, masks, header):
+                    rank.steps.take_report(prefetch, agreed, ranks, round_.number, sets_apart=True)
+                if masks is not None:
+                    self._fill(masks)
+            except Exception as error:  # as in _begin
+                self._note_fault(error)
+        rank.agreement.forget_closed()
+        return masks
 
     def _diverge(self, round_: Round) -> Naming:
         """Publish nothing more; ask all ranks for their last commands, so that the error can name the one that differs."""
@@ -170,20 +183,32 @@ class Ticks:
         self._consume_masks(exchange)
 
     def _consume_masks(self, masks: Masks) -> None:
+        if self._fault is not None:
+            return
         try:
             for prefetch, lengths in self._rank.agreement.read_masks(masks):
                 self._rank.steps.take_lengths(prefetch, lengths)
-        except Exception as error:  # as above
+        except Exception as error:  # as in _begin
             self._note_fault(error)
 
-    def _note_fault(self, error: Exception) -> None:
-        self._fault = error
-        log.error("a decision failed; the next round is launched as failed", error=repr(error))
+    def _fill(self, masks: Masks) -> None:
+        for place, id_ in enumerate(masks.ids):
+            transfer = self._rank.transfers.of.get(id_)  # None: closed since the row was launched, so the set is void
+            if transfer is not None and transfer.lengths is not None:
+                masks.buffer[place, : len(transfer.lengths)] = transfer.lengths
 
-    def _lengths(self, id_: int) -> Flags:
-        lengths = self._rank.transfers.of[id_].lengths
-        assert lengths is not None, "all ranks reported a hit, so this one has asked"
-        return lengths
+    def _note_fault(self, error: Exception) -> None:
+        if self._fault is None:
+            self._fault = error
+            log.error("this rank failed; its next round tells the others", error=repr(error))
+
+    def _flush(self) -> None:
+        try:
+            self._rank.events.flush()
+        except Exception as error:  # as in _begin
+            if self._rank.alone:
+                raise
+            self._note_fault(error)
 
     # --- one rank ------------------------------------------------------------------------------------------------------
 
@@ -202,7 +227,7 @@ class Ticks:
         for id_ in dirty:
             shared = transfers.of[id_].local.shared
             if not shared.closed:
-                self._rank.steps.take_report(shared, self._report(id_), 1, 0, None)
+                self._rank.steps.take_report(shared, self._report(id_), 1, 0, sets_apart=False)
 
     def watch(self, transfer: Transfer) -> None:
         """Look at the prefetch again when its limit ends. With several ranks its row is looked at anyway."""
@@ -216,19 +241,33 @@ class Ticks:
         """Publish nothing more, discard everything, tell the scheduler."""
         self._rank.failure = failure
         self._discard_all(Reason.SYNC_FAILED)
-        self._rank.events.flush()
+        self._flush()
         raise failure from cause
+
+    def _wind_down(self) -> None:
+        """After a failure: discharge what can be discharged by now."""
+        try:
+            self._discard_all(Reason.SYNC_FAILED)
+            self._drain()
+            self._close_settled()
+        except Exception as error:  # the scheduler is told of the failure, not of what came after it; tried at each tick
+            log.error("what is owed after the failure could not be discharged yet", error=repr(error))
+        self._flush()
 
     def _discard_all(self, reason: Reason) -> None:
         for prefetch in list(self._rank.book.replica.in_flight.values()):
             if not prefetch.terminal:
-                self._rank.steps.end(prefetch, reason)
+                try:
+                    self._rank.steps.end(prefetch, reason)
+                except Exception as error:  # one that cannot end must not keep the others, nor hide why all end
+                    log.error("a prefetch could not be discarded", prefetch=prefetch.id, error=repr(error))
 
     def _close_settled(self) -> None:
         rank = self._rank
         for prefetch in list(rank.book.replica.in_flight.values()):
             if rank.book.local[prefetch.id].settled:
                 rank.steps.take(prefetch, (Closed(prefetch.id),))
+        rank.agreement.forget_closed()
 
     def close(self, timeout_s: float) -> None:
         """Discard what is in flight, wait up to `timeout_s` for reads that are out, quarantine what they may still write."""

@@ -3,6 +3,7 @@
 All ranks call `launch` with buffers of the same shape in the same order. `torch` is imported only where a group is used.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 Buffer = NDArray[np.int32] | NDArray[np.uint8]
 Wait = Callable[[], None]
+
+_GRACE = timedelta(seconds=1)  # the work ends by its own timeout first, with the better message
 
 
 class Transport(Protocol):
@@ -77,7 +80,18 @@ class TorchTransport:
                     " (every rank passes the groups that it belongs to)"
                 )
         self._chain = ThreadPoolExecutor(1, "round") if len(self._groups) > 1 else None
-        self.rank, self.ranks = self._place([dist.get_world_size(group) for group in self._groups])
+        self._broken: RuntimeError | None = None  # what ended the chain: a later exchange would wait in vain
+        try:
+            self.rank, self.ranks = self._place([dist.get_world_size(group) for group in self._groups])
+        except RuntimeError as error:
+            self.close()
+            raise ConfigError(
+                f"cannot build a transport on rank {dist.get_rank()}: the ranks of its {len(self._groups)} groups do not all"
+                f" exchange (give every rank its groups in the same order): {error}"
+            ) from error
+        except ConfigError:
+            self.close()
+            raise
 
     def _place(self, sizes: Sequence[int]) -> tuple[int, int]:
         """Return this rank's place among those that the groups reach together, after checking that they form a grid."""
@@ -88,11 +102,17 @@ class TorchTransport:
         reached[me] = 0
         self.launch(reached)()
         members = np.flatnonzero(reached == 0).tolist()
-        if len(members) != int(np.prod(sizes)):
-            raise ConfigError(
-                f"cannot build a transport on rank {me}: groups of {' x '.join(map(str, sizes))} ranks reach {len(members)}"
-                f" ranks together ({members}), not {int(np.prod(sizes))}: they overlap or are not a grid"
+        grid = np.array([len(members) == math.prod(sizes)], dtype=np.int32)
+        fits = bool(grid[0])
+        self.launch(grid)()  # one rank's groups may look right while another's do not
+        if not grid[0]:
+            what = (
+                f"its groups of {' x '.join(map(str, sizes))} ranks are right, those of a rank that they reach are not"
+                if fits
+                else f"groups of {' x '.join(map(str, sizes))} ranks reach {len(members)} ranks together ({members}),"
+                f" not {math.prod(sizes)}: they overlap or are not a grid"
             )
+            raise ConfigError(f"cannot build a transport on rank {me}: {what}")
         return members.index(me), len(members)
 
     def launch(self, buffer: Buffer) -> Wait:
@@ -111,18 +131,28 @@ class TorchTransport:
         return wait
 
     def _reduce_in_turn(self, buffer: Buffer) -> None:
-        for group in self._groups:
-            self._launch_in(group, buffer)()
+        if self._broken is not None:
+            raise self._broken
+        try:
+            for group in self._groups:
+                self._launch_in(group, buffer)()
+        except RuntimeError as error:
+            self._broken = error
+            raise
 
     def _launch_in(self, group: "dist.ProcessGroup | None", buffer: Buffer) -> Wait:
         import torch
         import torch.distributed as dist
 
-        work = dist.all_reduce(torch.from_numpy(buffer), op=dist.ReduceOp.MIN, group=group, async_op=True)
-        assert work is not None, "async_op=True returns a handle"
+        members = group if group is not None else dist.group.WORLD
+        assert members is not None, "torch.distributed is initialised"
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
+        options.timeout = self._timeout  # of the work itself: what the caller gives up must end, too, or it holds up the exit
+        work = members.allreduce([torch.from_numpy(buffer)], options)
 
         def wait() -> None:
-            if not work.wait(self._timeout):
+            if not work.wait(self._timeout + _GRACE):
                 raise RuntimeError(f"the exchange took longer than {self._timeout.total_seconds()} s")
 
         return wait

@@ -52,9 +52,10 @@ class Coordinator:
         run: str | None = None,
         force_round: bool = False,
         clock_ns: Callable[[], int] | None = None,
+        wall_ns: Callable[[], int] | None = None,
     ) -> None:
         clock = clock_ns or (lambda: time.monotonic_ns())  # called late, so that a frozen clock is seen
-        ports = Ports(store, memory, index, events, transport or Alone(), clock)
+        ports = Ports(store, memory, index, events, transport or Alone(), clock, wall_ns or (lambda: time.time_ns()))
         self._rank = Rank(layout, policies, page_size_tokens, ports, readers, run, force_round)
         self._ticks = Ticks(self._rank)
 

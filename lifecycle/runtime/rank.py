@@ -1,6 +1,5 @@
 """One rank's coordinator, taken apart: the pieces, how they are wired, and the log they write to."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,6 +32,7 @@ class Ports:
     events: EventLog
     transport: Transport
     clock_ns: Callable[[], int]
+    wall_ns: Callable[[], int]
 
 
 class Rank:
@@ -108,7 +108,7 @@ class Rank:
                 page_size_tokens=self.page_size_tokens,
                 capacity_pages=self.capacity_pages,
                 budget_pages=dict(self.opening.budget_pages),
-                wall_ns=time.time_ns(),
+                wall_ns=wall_ns,
                 monotonic_ns=self.clock_ns(),
             )
         )

@@ -68,7 +68,7 @@ class Rank:
             raise
         self.opening = agree(opening, self.capacity_pages, self.transport)
         self.book = Book(layout, self.opening.budget_pages, policies.degrade)
-        self._append_opened(run)
+        self._append_opened(run, ports.wall_ns())
         name = f"prefetch-rank{self.transport.rank}"
         self.readers: ReaderPool = (
             Readers(ports.store, self.memory, self.clock_ns, readers, name) if isinstance(readers, int) else readers
@@ -96,7 +96,7 @@ class Rank:
         self.events.append(Record(self._seq, self.clock_ns(), known))
         self._seq += 1
 
-    def _append_opened(self, run: str | None) -> None:
+    def _append_opened(self, run: str | None, wall_ns: int) -> None:
         self.append(
             LogOpened(
                 library=VERSION,

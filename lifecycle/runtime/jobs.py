@@ -35,7 +35,7 @@ class Landing(NamedTuple):
 class Job:
     """A read batch (with `parts`) or an existence query (without). Made by the scheduler, run by one reader."""
 
-    __slots__ = ("claimed", "claimed_ns", "ended", "keys", "lost", "owner", "pages", "parts", "pools", "prefetch",
+    __slots__ = ("claimed", "claimed_ns", "ended", "heard", "keys", "lost", "owner", "pages", "parts", "pools", "prefetch",
                  "returned", "stopped")  # fmt: skip
 
     def __init__(
@@ -51,6 +51,7 @@ class Job:
         self.claimed_ns = 0  # written once by the reader that claims it, before its note
         self.stopped = False  # written once by the scheduler: read nothing more
         self.claimed = self.ended = self.lost = False  # the scheduler's own
+        self.heard: tuple[str, ...] = ()  # pools whose part was answered; the scheduler's own
         self.returned = False  # whether its place in the queue's count is given back
 
     @property

@@ -149,9 +149,10 @@ class Transfers:
                 job.ended = True
                 if transfer is not None and transfer.query is job:
                     self._answer_query(transfer, note)
-        elif not job.lost:
+        elif not (job.lost or job.ended):  # an answer that comes twice counts once
             if note.kind == "part" and note.part is not None:
-                if transfer is not None:
+                if transfer is not None and note.part.pool not in job.heard:
+                    job.heard += (note.part.pool,)
                     self._answer_part(transfer, note.part, note.landings)
             else:
                 self._end(job, transfer)

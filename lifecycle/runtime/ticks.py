@@ -97,13 +97,16 @@ class Ticks:
         rank = self._rank
         rank.transfers.drain()
         rank.residency.retry()
-        for id_ in sorted(rank.settler.retry | rank.transfers.dirty):
+        due = sorted(rank.settler.retry | rank.transfers.dirty)
+        for id_ in due:
             transfer = rank.transfers.of[id_]
             if transfer.local.shared.closed:
                 rank.steps.forget(transfer)
             elif transfer.local.shared.state not in (State.ISSUED, State.TRANSFERRING):
                 rank.settler.settle(transfer, rank.tick_number)
-        if not rank.alone:
+        if rank.alone:  # what was tried again may have settled, and is to be closed
+            rank.transfers.dirty.update(id_ for id_ in due if id_ in rank.transfers.of)
+        else:
             rank.transfers.dirty.clear()
 
     def _report(self, id_: int) -> Report:

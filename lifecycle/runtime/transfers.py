@@ -260,15 +260,16 @@ class Transfers:
             self._lose_read(self._claimed.popleft())
 
     def _lose_query(self, job: Job) -> None:
-        transfer = self.of.get(job.prefetch)
-        if job.ended or transfer is None or transfer.local.hit_page != UNKNOWN:
+        if job.ended:
             return
-        shared = transfer.local.shared
-        if shared.state is State.ISSUED:
-            held_by_a_reader = not self._readers.queue.withdraw(shared.id)
+        transfer = self.of.get(job.prefetch)
+        waits = transfer is not None and transfer.local.shared.state is State.ISSUED
+        job.ended = waits and bool(self._readers.queue.withdraw(job.prefetch))
+        if transfer is not None and waits:
             self._no_answer(transfer)
-            if held_by_a_reader:
-                self._replace_reader()
+        if not job.ended:  # a reader hangs in it, whether or not anybody still waits for the answer
+            self._readers.queue.done(job)
+            self._replace_reader()
 
     def _lose_read(self, job: Job) -> None:
         if job.ended:

@@ -1,0 +1,166 @@
+"""One rank of the run: builds what the scheduler needs, runs it, and writes down what came of it."""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import structlog
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lifecycle.codec import encode
+from lifecycle.errors import IntegrityError
+from lifecycle.runtime.coordinator import Coordinator
+from lifecycle.runtime.ports import EventLog, PageStore
+from lifecycle.runtime.transport import TorchTransport, Transport
+from lifecycle.testing.faulty_store import FaultMix, FaultyStore
+from loop_faults import SlowStore, Upsets
+from loop_options import Options, shard
+from loop_report import RankReport
+from loop_scheduler import Scheduler
+from loop_trace import Request
+from loop_write_back import WriteBack
+from stores.events import open_event_log
+from stores.host import TorchHostMemory
+from stores.pages import open_page_store
+from stores.prefix import RadixIndex
+
+_FAULTS = FaultMix(never=1 / 25, query_never=1 / 25)  # often enough that a run of 200 requests sees lost reads
+Say = Callable[[int], None]
+
+
+def run_rank(options: Options, requests: Sequence[Request], rank: int, folder: Path, run: str) -> RankReport:
+    """Run the scheduler on this rank to its end. `torch.distributed` is initialised where there are several."""
+    torch.set_num_threads(1)
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR if options.faults else logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    started = time.monotonic()
+    layout, policies = options.layout, options.policies()
+    page_bytes, capacity = options.pool_bytes(), options.capacity_pages(requests)
+    store = open_page_store(options.store, page_bytes, options.namespace(), shard(rank, options.ranks))
+    if options.slow_rank is not None and options.slow_rank[0] == rank:
+        store = SlowStore(store, options.slow_rank[1])
+    faulty = FaultyStore(store, options.faults, options.seed, rank, _FAULTS) if options.faults else None
+    store = faulty or store
+    memory = TorchHostMemory(layout, capacity, page_bytes)
+    index = RadixIndex(layout, policies.degrade)
+    events = open_event_log(options.events, rank)
+    transport: Transport | None = TorchTransport() if options.ranks > 1 else None
+    coordinator = Coordinator(
+        layout, policies, options.page_size,
+        store=store, memory=memory, index=index, events=events, transport=transport, run=run,
+    )  # fmt: skip
+    write_back = WriteBack(store, layout, page_bytes, rank)
+    upsets = Upsets(min(1.0, 2 * options.faults), options.seed)
+    scheduler = Scheduler(
+        layout, policies, options.page_size, coordinator, index, memory, write_back, requests, options.keys, rank, upsets
+    )
+
+    with _progress(len(requests), rank) as say:
+        scheduler.run(_also_releasing(say, faulty, 2 * policies.lost_read_s))
+    write_back.close()
+    if faulty is not None:
+        faulty.release_all()  # what never answered writes now, into pages that are out of use
+    broken = _broken(coordinator, store)
+    coordinator.close()
+    broken += _broken(coordinator, store)
+    replica = coordinator.book.replica
+    report = RankReport(
+        rank=rank,
+        run=run,
+        log=str(_log_path(options, events, rank, folder)),
+        replicated={
+            "requests": 0, "reuse_tokens": 0, "loaded_tokens": 0, **scheduler.counts,
+            "ticks": coordinator.tick_number, "collectives": coordinator.collectives,
+            "occupied_tokens": replica.occupied_tokens, "lock_refs": index.lock_count(),
+        },
+        upsets=dict(scheduler.upsets),
+        own={
+            "served_pages": scheduler.pages["served"], "garbled_pages": scheduler.pages["garbled"],
+            "leaked_pages": sum(_leaked(memory, index, pool.name) for pool in layout.own),
+            "quarantined_pages": sum(memory.quarantined_pages(pool.name) for pool in layout.own),
+            "host_pages": sum(capacity.values()), "open_obligations": coordinator.book.open_obligations(),
+            "written_pages": write_back.pages["written"], "refused_pages": write_back.pages["refused"],
+        },
+        faults=faulty.counts if faulty else {},
+        broken=(*dict.fromkeys(broken), *_lost(events)),
+        wall_s=time.monotonic() - started,
+        write_back_blocked_s=write_back.blocked_s,
+    )  # fmt: skip
+    events.close()
+    store.close()
+    return report
+
+
+def _leaked(memory: TorchHostMemory, index: RadixIndex, pool: str) -> int:
+    known = memory.free_pages(pool) + index.resident_pages(pool) + memory.quarantined_pages(pool)
+    return memory.capacity_pages(pool) - known
+
+
+def _broken(coordinator: Coordinator, store: PageStore) -> list[str]:
+    try:
+        coordinator.check_integrity()
+        store.check_integrity()
+    except IntegrityError as error:
+        return [str(error)]
+    return []
+
+
+def _lost(events: EventLog) -> list[str]:
+    return [f"{events.lost_events} events were lost"] if events.lost_events else []
+
+
+def _log_path(options: Options, events: EventLog, rank: int, folder: Path) -> Path:
+    """Return where the log is; one in memory is written to `folder` first."""
+    kind, _, directory = options.events.partition(":")
+    if directory:
+        return Path(directory) / f"rank{rank}.{kind}"
+    path = folder / f"rank{rank}.jsonl"
+    with path.open("wb") as file:
+        file.writelines(encode(record) + b"\n" for record in events.records())
+    return path
+
+
+def _also_releasing(say: Say, faulty: FaultyStore | None, every_s: float) -> Say:
+    """Return `say`, letting reads that never answered write at last, every now and then: nothing may garble by that."""
+    if faulty is None:
+        return say
+    due = time.monotonic() + every_s
+
+    def say_and_release(done: int) -> None:
+        nonlocal due
+        say(done)
+        if time.monotonic() >= due:
+            faulty.release_all()
+            due = time.monotonic() + every_s
+
+    return say_and_release
+
+
+def _progress(requests: int, rank: int) -> AbstractContextManager[Say]:
+    console = Console()
+    if rank or not console.is_terminal:
+        return nullcontext(lambda done: None)
+    return _Bar(console, requests)
+
+
+class _Bar(AbstractContextManager[Say]):
+    """A progress bar over the requests, gone when it is done."""
+
+    def __init__(self, console: Console, requests: int) -> None:
+        columns = TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._task = self._bar.add_task("requests", total=requests)
+
+    def __enter__(self) -> Say:
+        self._bar.start()
+        return lambda done: self._bar.update(self._task, completed=done)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()

@@ -131,12 +131,12 @@ def plan(layout: Layout, policies: Policies, prefetch: Prefetch, lengths: Flags,
     return (PlanAgreed(prefetch.id, made.hit_page, made.plan_page, made.cut, dict(made.reserved), made.left_out),)
 
 
-def usable(layout: Layout, policies: Policies, prefetch: Prefetch) -> coverage.Outcome:
-    """Apply the outcome rule to a synced prefetch; a prefetch without a plan has nothing usable."""
+def usable(layout: Layout, policies: Policies, prefetch: Prefetch, agreed: Mapping[str, int]) -> coverage.Outcome:
+    """Apply the outcome rule to what was agreed; a prefetch without a plan has nothing usable."""
     if not prefetch.reserved:
         return coverage.Outcome(prefetch.start_page)
     return coverage.outcome(
-        layout, policies.degrade, prefetch.start_page, prefetch.plan_page, prefetch.left_out, prefetch.agreed
+        layout, policies.degrade, prefetch.start_page, prefetch.plan_page, prefetch.left_out, agreed
     )
 
 

@@ -124,12 +124,17 @@ class Residency:
             for first, stop in found.taken.get(pool, r.EMPTY):
                 placed[pool][first - lo : stop - lo] = taken_slots[used : used + stop - first]
                 used += stop - first
-        for pool_spec in self._layout.pools:
-            owner = self._layout.owner(pool_spec.name)
-            window = offer[pool_spec.name]
-            for lo, hi in r.intersect(found.taken.get(owner, r.EMPTY), r.span(*window)):
-                fill(pool_spec.name, (lo, hi), placed[owner][lo - offer[owner][0] : hi - offer[owner][0]])
-        self._index.insert(anchor, keys, offer, placed, 0, tick)
+        try:
+            for pool_spec in self._layout.pools:
+                owner = self._layout.owner(pool_spec.name)
+                window = offer[pool_spec.name]
+                for lo, hi in r.intersect(found.taken.get(owner, r.EMPTY), r.span(*window)):
+                    fill(pool_spec.name, (lo, hi), placed[owner][lo - offer[owner][0] : hi - offer[owner][0]])
+            self._index.insert(anchor, keys, offer, placed, 0, tick)
+        except BaseException:
+            self.unreleased += [(pool, taken) for pool, taken in slots.items() if len(taken)]
+            self.retry()
+            raise
         runs = {pool: r.runs(taken) for pool, taken in slots.items()}
         self._emit(Adopted(request, {pool: pages for pool, pages in need.items() if pages}, end_page, runs))
         return end_page

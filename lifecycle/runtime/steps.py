@@ -7,10 +7,10 @@ done: reads withdrawn, pages reserved, outcome decided, debts settled.
 from collections.abc import Callable
 
 import numpy as np
+import structlog
 
 from lifecycle import coverage, decide
 from lifecycle.coverage import Flags
-from lifecycle.errors import HostExhausted
 from lifecycle.events import Capped, Closed, Event, HostReserved, PlanAgreed, Synced, Terminated
 from lifecycle.layout import Layout
 from lifecycle.policies import Policies
@@ -22,6 +22,8 @@ from lifecycle.runtime.ports import HostMemory, PrefixIndex
 from lifecycle.runtime.residency import Residency
 from lifecycle.runtime.settle import Settler
 from lifecycle.runtime.transfers import Transfer, Transfers
+
+log = structlog.get_logger(__name__)
 
 
 class Steps:
@@ -77,7 +79,8 @@ class Steps:
         need = {pool: hi - lo for pool, (lo, hi) in plan.reserved.items()}
         try:
             slots = self._memory.allocate(need)
-        except HostExhausted:  # the budget allowed it: a local failure, which the round makes everyone's
+        except Exception as error:  # the budget allowed it: a local failure, which the round makes everyone's
+            log.warning("host memory refused what the budget allowed", prefetch=plan.prefetch, error=repr(error))
             transfer.progress.reserve_failed = True
             self._transfers.dirty.add(plan.prefetch)
             return
@@ -88,19 +91,20 @@ class Steps:
 
     def take(self, prefetch: Prefetch, events: tuple[Event, ...]) -> None:
         """Append the events of one decision and do what follows from them."""
-        transfer = self._transfers.of[prefetch.id]
+        if not events:
+            return
+        transfer, last = self._transfers.of[prefetch.id], events[-1]
+        # Asked before anything is appended: an index that raises leaves the prefetch where it is, not in SYNCED.
+        published = self._published(transfer, last) if isinstance(last, Synced) else None
         for event in events:
             self._emit(event)
             if isinstance(event, Terminated):
                 self._transfers.stop(transfer)
             elif isinstance(event, Capped):
                 self._transfers.cap(transfer)
-        if not events:
-            return
         self._transfers.dirty.add(prefetch.id)
-        last = events[-1]
-        if isinstance(last, Synced):
-            self.take(prefetch, self._outcome(transfer))
+        if published is not None:
+            self.take(prefetch, decide.outcome(self._layout, self._policies, self._page_size, prefetch, *published))
         elif isinstance(last, Closed):
             self.forget(transfer)
         else:
@@ -108,15 +112,15 @@ class Steps:
                 self._transfers.stop(transfer)
             self._settler.settle(transfer, self.tick)
 
-    def _outcome(self, transfer: Transfer) -> tuple[Event, ...]:
+    def _published(self, transfer: Transfer, synced: Synced) -> tuple[coverage.Outcome, dict[str, Ranges] | Reason]:
+        """Return what is usable, and what the index would take of it."""
         prefetch = transfer.local.shared
-        found = decide.usable(self._layout, self._policies, prefetch)
-        taken: dict[str, Ranges] | Reason = {}
-        if found.usable_page > prefetch.start_page:
-            offer = coverage.published(self._layout, prefetch.start_page, found.usable_page, found.dropped)
-            plan = self._index.plan_insert(transfer.anchor, transfer.keys, offer)
-            taken = plan if isinstance(plan, Reason) else {pool: pages for pool, pages in plan.taken.items() if pages}
-        return decide.outcome(self._layout, self._policies, self._page_size, prefetch, found, taken)
+        found = decide.usable(self._layout, self._policies, prefetch, synced.agreed)
+        if found.usable_page <= prefetch.start_page:
+            return found, {}
+        offer = coverage.published(self._layout, prefetch.start_page, found.usable_page, found.dropped)
+        plan = self._index.plan_insert(transfer.anchor, transfer.keys, offer)
+        return found, plan if isinstance(plan, Reason) else {pool: pages for pool, pages in plan.taken.items() if pages}
 
     def end(self, prefetch: Prefetch, reason: Reason) -> None:
         """Discard a prefetch that is not terminal, by command."""

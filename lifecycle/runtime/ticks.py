@@ -91,7 +91,6 @@ class Ticks:
                 self._drain()
         except Exception as error:  # the round must be launched before this rank raises, or its peers would hang
             self._note_fault(error)
-        self._fault = self._fault or rank.settler.index_fault
 
     def _drain(self) -> None:
         rank = self._rank
@@ -117,6 +116,7 @@ class Ticks:
 
     def _build(self) -> Round:
         agreement, declining = self._rank.agreement, self._rank.transfers.declining
+        self._fault = self._fault or self._rank.settler.index_fault
         if self._fault is None:
             try:
                 return agreement.build(self._report, False, declining)
@@ -225,12 +225,17 @@ class Ticks:
             if due is not None and not due.local.shared.terminal:
                 transfers.dirty.add(id_)
                 self.watch(due)
-        dirty = sorted(transfers.dirty)
+        waiting = sorted(transfers.dirty, reverse=True)
         transfers.dirty.clear()
-        for id_ in dirty:
-            shared = transfers.of[id_].local.shared
-            if not shared.closed:
-                self._rank.steps.take_report(shared, self._report(id_), 1, 0, sets_apart=False)
+        try:
+            while waiting:
+                id_ = waiting[-1]
+                shared = transfers.of[id_].local.shared
+                if not shared.closed:
+                    self._rank.steps.take_report(shared, self._report(id_), 1, 0, None)
+                waiting.pop()
+        finally:
+            transfers.dirty.update(waiting)  # a port that raised did nothing: they are looked at again at the next tick
 
     def watch(self, transfer: Transfer) -> None:
         """Look at the prefetch again when its limit ends. With several ranks its row is looked at anyway."""

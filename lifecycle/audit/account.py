@@ -1,0 +1,170 @@
+"""One prefetch on one rank as the audit sees it: plain facts and page sets, kept apart from the live code's own.
+
+R reserved   C landed (the leading run)   U usable   T taken by the index
+R - C tail · C - U clamped · U - T duplicate · T handed over
+"""
+
+from collections.abc import Mapping
+
+from lifecycle import ranges as r
+from lifecycle.coverage import landed_pages
+from lifecycle.events import AnchorUnlocked, Event, Issued, PagesUnlocked, TokensCredited, TokensReturned
+from lifecycle.layout import Layout, TrailingPages
+from lifecycle.ranges import EMPTY, Range, Ranges
+from lifecycle.reasons import Part, Reason
+from lifecycle.states import State
+
+
+class Held:
+    """The pages of one pool with own slots that this rank reserved for one prefetch."""
+
+    __slots__ = ("asked", "claimed", "gone", "late", "lost", "open", "reserved", "runs", "tainted")
+
+    def __init__(self, pages: Range, runs: tuple[Range, ...]) -> None:
+        self.reserved = pages
+        self.runs = runs  # slots, in page order
+        self.open: Ranges = (pages,)  # not discharged yet
+        self.asked: Ranges = EMPTY  # under a claim, now or before
+        self.claimed: list[tuple[Range, int]] = []  # reads that may be writing, with the seq of their claim
+        self.lost: Ranges = EMPTY
+        self.late: Ranges = EMPTY  # handed over while a read may still write them
+        self.tainted: Ranges = EMPTY  # handed over, and a lost read may still write them
+        self.gone: list[tuple[Ranges, str, int]] = []  # what was discharged, how, and in which record
+
+    def busy(self) -> Ranges:
+        """Return the pages that a claimed read may be writing."""
+        pages = EMPTY
+        for claimed, _ in self.claimed:
+            pages = r.union(pages, (claimed,))
+        return pages
+
+    def lost_count(self) -> int:
+        """Return how many pages lost reads took out of use: quarantined, or to be when they are evicted."""
+        return r.count(self.tainted) + sum(r.count(pages) for pages, how, _ in self.gone if how == "quarantined")
+
+    def writer(self, pages: Ranges) -> int:
+        """Return the seq of a claim over some of the pages."""
+        return next(seq for claimed, seq in self.claimed if r.intersect(pages, (claimed,)))
+
+    def slots(self, pages: Ranges) -> list[Range]:
+        """Return the slots of some of the reserved pages, in page order."""
+        first = self.reserved[0]
+        if len(self.runs) == 1:
+            base = self.runs[0][0] - first
+            return [(lo + base, hi + base) for lo, hi in pages]
+        found: list[Range] = []
+        for lo, hi in pages:
+            at = first
+            for start, stop in self.runs:
+                low, high = max(lo, at), min(hi, at + stop - start)
+                if low < high:
+                    found.append((start + low - at, start + high - at))
+                at += stop - start
+        return found
+
+    def how(self, page: int) -> tuple[str, int] | None:
+        """Return how a page was discharged before, and in which record."""
+        return next(((how, seq) for pages, how, seq in self.gone if r.intersect(pages, ((page, page + 1),))), None)
+
+
+class Account:
+    """What the log said so far of one prefetch. `marks` has the seq of the last event of each type."""
+
+    __slots__ = (
+        "agreed", "answered", "attempt", "ceiling_page", "closed", "credit", "dropped", "end_page", "failed", "held",
+        "hit_page", "id", "landed", "left_out", "marks", "plan_page", "reason", "request", "reserved", "reserved_tokens",
+        "runs", "same_decision", "start_page", "state", "taken", "usable_page", "withdrawn",
+    )  # fmt: skip
+
+    def __init__(self, event: Issued, seq: int) -> None:
+        self.id = event.prefetch
+        self.request = event.request
+        self.attempt = event.attempt
+        self.start_page = self.plan_page = self.usable_page = event.start_page
+        self.end_page = self.ceiling_page = event.end_page
+        self.reserved_tokens = event.reserved_tokens
+        self.state = State.ISSUED
+        self.marks: dict[type[Event], int] = {Issued: seq}
+        self.hit_page: int | None = None  # of this rank
+        self.reserved: Mapping[str, Range] = {}  # agreed; empty without a plan
+        self.left_out: tuple[str, ...] = ()
+        self.held: dict[str, Held] = {}
+        self.landed: dict[str, Ranges] = {}
+        self.failed: dict[str, Ranges] = {}
+        self.answered: dict[str, Ranges] = {}
+        self.runs: dict[str, int] | None = None  # what landed, frozen at the end
+        self.agreed: Mapping[str, int] = {}
+        self.reason: Reason | None = None
+        self.taken: Mapping[str, Ranges] = {}
+        self.dropped: tuple[str, ...] = ()
+        self.credit: int | None = None  # tokens owed
+        self.closed = False
+        self.withdrawn = -1  # the record after which claims found at a withdrawal may directly follow
+        self.same_decision = False  # whether Synced came with Terminated, so that its rows were sent before the freeze
+
+    @property
+    def issued_seq(self) -> int:
+        """The record that issued it."""
+        return self.marks[Issued]
+
+    @property
+    def published(self) -> bool:
+        """Whether anything of it is published."""
+        return self.state is State.COMMITTED or self.state is State.CLAMPED
+
+    def run(self, layout: Layout, pool_name: str) -> int:
+        """Return the leading run of a pool: an absolute end, or for trailing pools a count of keys."""
+        pool = layout.pool(pool_name)
+        trailing = isinstance(pool.coverage, TrailingPages)
+        if not self.reserved:
+            return 0 if trailing else self.start_page
+        first, _ = pool.window(self.start_page, self.plan_page)
+        end = next((stop for start, stop in self.landed.get(pool_name, EMPTY) if start <= first < stop), first)
+        return end - first if trailing else end
+
+    def freeze(self, layout: Layout) -> dict[str, int]:
+        """Return the runs of all pools, as they stood at the end."""
+        if self.runs is None:
+            self.runs = {pool.name: self.run(layout, pool.name) for pool in layout.pools}
+        return self.runs
+
+    def parts(self, layout: Layout, pool_name: str) -> dict[Part | None, Ranges]:
+        """Return which reserved pages belong in which part; None is the part that is handed over.
+
+        Before the outcome only the tail is known, and no other part is there.
+        """
+        pool = layout.pool(pool_name)
+        reserved = (self.held[pool_name].reserved,)
+        runs = self.freeze(layout)
+        landed = r.intersect(landed_pages(pool, self.start_page, self.plan_page, runs[pool_name]), reserved)
+        tail = r.subtract(reserved, landed)
+        if self.state is State.DISCARDED:
+            return {Part.TAIL: tail, Part.CLAMPED: landed}
+        if not self.published:
+            return {Part.TAIL: tail}
+        usable = EMPTY
+        if pool_name not in self.dropped and self.usable_page > self.start_page:
+            usable = r.intersect(landed, r.span(*pool.window(self.start_page, self.usable_page)))
+            if pool_name in self.agreed:
+                agreed = landed_pages(pool, self.start_page, self.plan_page, self.agreed[pool_name])
+                usable = r.intersect(usable, agreed)
+        taken = r.intersect(self.taken.get(pool_name, EMPTY), usable)
+        return {
+            Part.TAIL: tail,
+            Part.CLAMPED: r.subtract(landed, usable),
+            Part.DUPLICATE: r.subtract(usable, taken),
+            None: taken,
+        }
+
+    def debts(self) -> list[str]:
+        """Return what is open, in words: one for each that the live books would name."""
+        from_marks = [
+            ("anchor", AnchorUnlocked not in self.marks),
+            ("tokens", TokensReturned not in self.marks),
+            ("credit", self.credit is not None and TokensCredited not in self.marks),
+            ("lock on what was handed over", self.published and PagesUnlocked not in self.marks),
+        ]
+        debts = [name for name, is_open in from_marks if is_open]
+        debts += [f"pages of {pool} {r.text(held.open)}" for pool, held in self.held.items() if held.open]
+        debts += [f"late write of {pool} {r.text(held.late)}" for pool, held in self.held.items() if held.late]
+        return debts

@@ -1,0 +1,156 @@
+"""One rank's second set of books: what is in flight, where slots are, what counts say, and what is at fault."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lifecycle import ranges as r
+from lifecycle.audit.account import Account, Held
+from lifecycle.audit.laws import Law, Violation
+from lifecycle.audit.slots import NAMES, Offence, PoolSlots
+from lifecycle.audit.terms import Terms
+from lifecycle.events import Event, TokensReturned
+from lifecycle.ranges import Range
+
+_REMEMBERED = 1024  # prefetches that are over, remembered for better words only
+
+
+@dataclass(slots=True)
+class RequestView:
+    """What the log says of a request until it is finished."""
+
+    attempt: int
+    prefetch: int | None = None  # the newest attempt's, if it was issued
+    tokens: int = 0  # credited
+    taken_seq: int | None = None
+
+
+class Ledger:
+    """Everything that is known of one rank's run. After a gap (`gapped`) counts are unknown and say nothing.
+
+    Memory: one account per prefetch in flight, one view per request not finished, one byte per host slot touched.
+    """
+
+    def __init__(self, terms: Terms, tell: Callable[[Violation], None]) -> None:
+        self.terms = terms
+        self.layout = terms.layout
+        self.own = [pool.name for pool in terms.layout.own]
+        self.own_set = frozenset(self.own)
+        self.groups = {group[0].name: group for group in terms.layout.groups}
+        self.required = terms.layout.required(terms.degrade)
+        self.gapped = False
+        self.accounts: dict[int, Account] = {}
+        self.over: dict[int, tuple[str, int]] = {}  # id -> request, seq of the end; the last few
+        self.strangers: dict[int, None] = {}  # ids that were never issued, told once
+        self.requests: dict[str, RequestView] = {}
+        self.last_id = 0
+        self.occupied_tokens = 0
+        self.reserved_pages = dict.fromkeys(self.own, 0)  # agreed
+        self.resident_pages = dict.fromkeys(self.own, 0)  # agreed
+        self.quarantined_pages = dict.fromkeys(self.own, 0)  # agreed
+        self.lost_pages = dict.fromkeys(self.own, 0)  # here, by prefetches that are closed
+        self.slots = {pool: PoolSlots(terms.capacity_pages[pool]) for pool in self.own}
+        self.round_number = 0
+        self.round_seq = 0
+        self._tell = tell
+
+    def say(
+        self, law: Law, what: str, right: str, seqs: Sequence[int], of: Account | int | None = None, request: str | None = None
+    ) -> None:
+        """Report a violation."""
+        prefetch = of
+        if isinstance(of, Account):
+            prefetch, request = of.id, of.request
+        elif isinstance(of, int) and of in self.over:
+            request = self.over[of][0]
+        assert prefetch is None or isinstance(prefetch, int)
+        self._tell(Violation(law, self.terms.rank, prefetch, request, tuple(seqs), what, right))
+
+    def once(self, account: Account, seq: int, event: Event, law: Law = Law.EXACTLY_ONCE) -> bool:
+        """Return whether this is the first event of its type for the prefetch, or say that it is not."""
+        kind = type(event)
+        first = account.marks.get(kind)
+        account.marks[kind] = seq
+        if first is None:
+            return True
+        self.say(law, f"{kind.__name__} came a second time", "once", (first, seq), account)
+        return False
+
+    def held(self, account: Account, seq: int, pool: str, name: str) -> Held | None:
+        """Return the pages that the prefetch reserved in a pool, or say that it reserved none."""
+        held = account.held.get(pool)
+        if held is None:
+            law = Law.CLAIM if name.startswith("Read") else Law.PARTITION
+            self.say(law, f"{name} of pool {pool!r}, where nothing was reserved", "only of reserved pages", (seq,), account)
+        return held
+
+    def place(self, pool: str, offence: Offence | None, what: str, seq: int, law: Law, of: Account | None = None) -> None:
+        """Say that a slot was not where it had to be, if there is such a slot."""
+        if offence is not None:
+            slot, place = offence
+            seqs = [held.gone[-1][2] for held in self._holders(pool, slot) if held.gone]
+            right = f"slot {slot} is {NAMES[place]} here"
+            self.say(law, f"slot {slot} of {pool} is {what}", right, (*seqs, seq), of)
+
+    def _holders(self, pool: str, slot: int) -> list[Held]:
+        holders = [account.held[pool] for account in self.accounts.values() if pool in account.held]
+        return [held for held in holders if any(lo <= slot < hi for lo, hi in held.runs)]
+
+    def over_budget(self, pool: str) -> int:
+        """Return by how many pages what is promised of a pool exceeds what the smallest rank has."""
+        promised = self.reserved_pages[pool] + self.resident_pages[pool] + self.quarantined_pages[pool]
+        return promised - self.terms.budget_pages[pool]
+
+    def check_promise(self, pool: str, seq: int, of: Account | None, request: str | None = None) -> None:
+        """Say where more is promised than there is, or what was lost here is still counted as room."""
+        if self.gapped:
+            return
+        budget, over = self.terms.budget_pages[pool], self.over_budget(pool)
+        if over > 0:
+            right = f"at most {budget} of {pool} promised in all"
+            self.say(Law.BALANCE, f"{over} pages of {pool} too many are promised", right, (seq,), of, request)
+        agreed, lost = self.quarantined_pages[pool], self.lost_pages[pool]
+        if agreed < lost:
+            right = f"{lost}, what lost reads took here"
+            self.say(Law.BALANCE, f"{agreed} pages of {pool} are off the budget", right, (seq,), of, request)
+            self.lost_pages[pool] = agreed
+
+    def close(self, account: Account, seq: int) -> None:
+        """Forget a prefetch that is over."""
+        del self.accounts[account.id]
+        self.over[account.id] = (account.request, seq)
+        if len(self.over) > _REMEMBERED:
+            del self.over[next(iter(self.over))]
+
+    def strange(self, id_: int) -> bool:
+        """Return whether this is the first word of a prefetch that was never issued; what it holds is not known."""
+        first = id_ not in self.strangers
+        self.strangers[id_] = None
+        if len(self.strangers) > _REMEMBERED:
+            del self.strangers[next(iter(self.strangers))]
+        for slots in self.slots.values():
+            slots.blind = True
+        return first
+
+    def return_tokens(self, account: Account) -> None:
+        """Take what the prefetch reserved off the occupancy."""
+        if TokensReturned not in account.marks:
+            self.occupied_tokens -= account.reserved_tokens
+
+    def forget(self) -> None:
+        """Note that events were lost here: what is known so far says nothing about what comes."""
+        self.gapped = True
+        self.accounts.clear()
+        self.over.clear()
+        self.requests.clear()
+        for slots in self.slots.values():
+            slots.forget()
+
+
+def is_range(pages: Range, lo: int, hi: int) -> bool:
+    """Say whether `pages` is a range that is not empty, within [lo, hi)."""
+    return lo <= pages[0] < pages[1] <= hi
+
+
+def text(pages: Range) -> str:
+    """Return one range for people."""
+    return r.text((pages,))

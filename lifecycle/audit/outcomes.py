@@ -1,0 +1,131 @@
+"""The outcome of a prefetch: what is published follows from what was agreed to have landed, by the rule of the layout."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lifecycle import coverage
+from lifecycle import ranges as r
+from lifecycle.audit.account import Account
+from lifecycle.audit.laws import Law
+from lifecycle.audit.ledger import Ledger
+from lifecycle.audit.moves import step
+from lifecycle.coverage import Outcome
+from lifecycle.events import Clamped, Committed, Discarded, Event, Synced
+from lifecycle.layout import KV, OutcomeRule
+from lifecycle.ranges import EMPTY, Ranges
+from lifecycle.reasons import Part, Reason
+from lifecycle.states import State
+from lifecycle.table import Trigger
+
+COMMANDS = frozenset({Reason.ABORTED, Reason.SUPERSEDED, Reason.SHUTDOWN, Reason.SYNC_FAILED})
+REVOKES = frozenset(
+    {
+        Reason.QUERY_FAILED, Reason.SIDECAR_ABSENT, Reason.HEAD_MISSING, Reason.FULL_MISS, Reason.BELOW_THRESHOLD,
+        Reason.HOST_CAPACITY,
+    }
+)  # fmt: skip
+REFUSALS = frozenset({Reason.ANCHOR_LOST, Reason.INSERT_DROPPED})
+
+
+def _expected(ledger: Ledger, account: Account) -> Outcome | None:
+    """Return the outcome by the rule, or None where the facts for it are not in the log."""
+    if len(account.agreed) != len(ledger.layout.pools):
+        return None
+    if not account.reserved:
+        return Outcome(account.start_page)
+    return coverage.outcome(
+        ledger.layout, ledger.terms.degrade, account.start_page, account.plan_page, account.left_out, account.agreed
+    )
+
+
+def _committed(ledger: Ledger, account: Account, seq: int, event: Committed) -> None:
+    _publish(ledger, account, seq, event, Trigger.COMMIT, State.COMMITTED)
+
+
+def _clamped(ledger: Ledger, account: Account, seq: int, event: Clamped) -> None:
+    _publish(ledger, account, seq, event, Trigger.CLAMP, State.CLAMPED)
+
+
+def _publish(ledger: Ledger, account: Account, seq: int, event: Committed | Clamped, trigger: Trigger, dest: State) -> None:
+    if not step(ledger, account, seq, event, trigger, dest):
+        return
+    since = account.marks.get(Synced, seq)
+
+    def say(law: Law, what: str, right: str) -> None:
+        ledger.say(law, what, right, (since, seq), account)
+
+    found = _expected(ledger, account)
+    if found is not None:
+        if found.usable_page <= account.start_page:
+            why = f", {found.short} fell short" if found.short else ""
+            say(Law.OUTCOME, f"published up to page {event.usable_page}", f"nothing{why}: discarded")
+        else:
+            kind = State.COMMITTED if found.usable_page == account.plan_page else State.CLAMPED
+            if event.usable_page != found.usable_page or dest is not kind:
+                why = f", where {found.short} ends" if found.short else ""
+                say(Law.OUTCOME, f"{dest} up to page {event.usable_page}", f"{kind} up to {found.usable_page}{why}")
+            if tuple(event.dropped) != found.dropped:
+                said, right = (", ".join(names) or "nothing" for names in (event.dropped, found.dropped))
+                say(Law.OUTCOME, f"dropped {said}", right)
+    if isinstance(event, Clamped) and account.reason is not None and event.reason is not account.reason:
+        say(Law.OUTCOME, f"clamped as {event.reason}", f"{account.reason}, why it terminated")
+    account.usable_page = max(account.start_page, min(event.usable_page, account.end_page))
+    account.dropped = event.dropped
+    account.taken = event.taken
+    for pool, taken in event.taken.items():
+        if pool not in account.held and pool not in account.reserved:
+            say(Law.PARTITION, f"the index takes pages of {pool!r}", "only of pools with reserved slots")
+            continue
+        ledger.reserved_pages[pool] -= r.count(taken)
+        ledger.resident_pages[pool] += r.count(taken)
+        if pool in account.held:
+            usable = _usable(ledger, account, pool)
+            if not r.is_ranges(taken) or r.subtract(taken, usable):
+                say(Law.PARTITION, f"the index takes {r.text(taken)} of {pool}", f"among {r.text(usable)}, what is usable")
+    account.credit = r.count(event.taken.get(KV, EMPTY)) * ledger.terms.page_size_tokens
+
+
+def _usable(ledger: Ledger, account: Account, pool: str) -> Ranges:
+    parts = account.parts(ledger.layout, pool)
+    unusable = r.union(parts.get(Part.TAIL, EMPTY), parts.get(Part.CLAMPED, EMPTY))
+    return r.subtract((account.held[pool].reserved,), unusable)
+
+
+def _discarded(ledger: Ledger, account: Account, seq: int, event: Discarded) -> None:
+    before = account.state
+    if not step(ledger, account, seq, event, Trigger.DISCARD, State.DISCARDED):
+        return
+    account.withdrawn = seq
+    account.freeze(ledger.layout)
+    if event.reason in COMMANDS:
+        return
+    since = account.marks.get(Synced, seq)
+
+    def say(what: str, right: str) -> None:
+        ledger.say(Law.OUTCOME, what, right, (since, seq) if since != seq else (seq,), account)
+
+    if before is not State.SYNCED:
+        allowed = COMMANDS | REVOKES if before is State.ISSUED else COMMANDS
+        if event.reason not in allowed:
+            say(f"discarded as {event.reason} while it is {before}", f"one of {', '.join(sorted(allowed))}")
+        return
+    found = _expected(ledger, account)
+    if found is None:
+        return
+    if found.usable_page > account.start_page:
+        if event.reason not in REFUSALS:
+            right = f"{found.usable_page} is usable: published, unless {' or '.join(sorted(REFUSALS))}"
+            say(f"discarded as {event.reason}", right)
+        return
+    rule = ledger.layout.rule(ledger.terms.degrade)
+    short = bool(account.reserved) and rule is OutcomeRule.ALL_OR_NOTHING
+    reason = Reason.SHORTFALL if short else account.reason
+    if (reason is not None and event.reason is not reason) or event.pool != found.short:
+        say(f"discarded as {event.reason} by {event.pool}", f"as {reason} by {found.short}")
+
+
+HANDLERS: Mapping[type[Event], Callable[[Ledger, Account, int, Any], None]] = {
+    Committed: _committed,
+    Clamped: _clamped,
+    Discarded: _discarded,
+}

@@ -1,0 +1,92 @@
+"""What a log's header says about the run: the terms that the rest of the log is held to. Nothing in it is trusted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lifecycle.errors import LayoutError, LogError
+from lifecycle.events import LogOpened
+from lifecycle.layout import Layout
+from lifecycle.policies import OnShortfall, Pressure
+
+MOST_SLOTS = 2**31 - 1  # slot numbers are int32
+MOST_POOLS = 64
+
+
+class BadHeader(LogError):
+    """Raised when a header does not describe a run that can be checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """One rank's terms. Page counts are per pool with own slots."""
+
+    run: str
+    rank: int
+    ranks: int
+    layout: Layout
+    degrade: bool
+    pressure: Pressure
+    threshold_pages: int
+    max_pages: int
+    limit_tokens: int
+    lag_ticks: int
+    page_size_tokens: int
+    capacity_pages: Mapping[str, int]
+    budget_pages: Mapping[str, int]
+
+    def shared(self) -> Mapping[str, object]:
+        """Return what must be the same on all ranks, by name."""
+        return {name: getattr(self, name) for name in _SHARED}
+
+
+_SHARED = ("ranks", "layout", "degrade", "pressure", "threshold_pages", "max_pages", "limit_tokens", "lag_ticks",
+           "page_size_tokens", "budget_pages")  # fmt: skip
+
+
+def terms_of(opened: LogOpened) -> Terms:
+    """Return the terms of a header, or raise `BadHeader` with what is wrong with it."""
+    pools = opened.layout.get("pools")
+    if isinstance(pools, (list, tuple)) and len(pools) > MOST_POOLS:
+        raise BadHeader(f"cannot check a layout of {len(pools)} pools: at most {MOST_POOLS}")
+    try:
+        layout = Layout.of_declaration(opened.layout)
+    except LayoutError as error:
+        raise BadHeader(f"cannot check this log: {error}") from error
+    if not 0 <= opened.rank < opened.ranks:
+        raise BadHeader(f"cannot check the log of rank {opened.rank} of {opened.ranks}: there is no such rank")
+    if opened.page_size_tokens < 1:
+        raise BadHeader(f"cannot check a log with pages of {opened.page_size_tokens} tokens")
+    own = {pool.name for pool in layout.own}
+    for what, pages in (("capacity_pages", opened.capacity_pages), ("budget_pages", opened.budget_pages)):
+        if set(pages) != own:
+            raise BadHeader(f"cannot check this log: {what} has {sorted(pages)}, the pools with slots are {sorted(own)}")
+    for pool, capacity in opened.capacity_pages.items():
+        if not 0 <= capacity <= MOST_SLOTS:
+            raise BadHeader(f"cannot check this log: pool {pool} has {capacity} slots, at most {MOST_SLOTS} can be")
+        if opened.budget_pages[pool] > capacity:
+            raise BadHeader(f"cannot check this log: the budget of {pool}, the least of all ranks, is over its capacity")
+    policies = opened.policies
+    try:
+        degrade = OnShortfall(_word(policies, "shortfall")) is OnShortfall.DEGRADE
+        pressure = Pressure(_word(policies, "pressure"))
+    except ValueError as error:
+        raise BadHeader(f"cannot check this log: {error}") from error
+    return Terms(
+        opened.run, opened.rank, opened.ranks, layout, degrade, pressure, _number(policies, "threshold_pages"),
+        _number(policies, "max_pages"), _number(policies, "limit_tokens"), _number(policies, "lag_ticks"),
+        opened.page_size_tokens, dict(opened.capacity_pages), dict(opened.budget_pages),
+    )  # fmt: skip
+
+
+def _word(policies: Mapping[str, object], name: str) -> str:
+    value = policies.get(name)
+    if not isinstance(value, str):
+        raise BadHeader(f"cannot check this log: policy {name} is {value!r}")
+    return value
+
+
+def _number(policies: Mapping[str, object], name: str) -> int:
+    value = policies.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadHeader(f"cannot check this log: policy {name} is {value!r}, not a whole number of at least 0")
+    return value

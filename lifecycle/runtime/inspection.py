@@ -61,15 +61,16 @@ def _pool_faults(rank: Rank) -> list[str]:
         pool = pool_spec.name
         book, memory = rank.book, rank.memory
         unreleased = sum(len(slots) for name, slots in rank.residency.unreleased if name == pool)
+        unquarantined = sum(len(slots) for name, slots in rank.residency.unquarantined if name == pool)
         held, resident = book.held_pages[pool], book.resident_pages[pool]
         free, capacity = memory.free_pages(pool), rank.capacity_pages[pool]
         out = memory.quarantined_pages(pool) - rank.old_quarantined_pages[pool]
-        if free + held + resident + out + unreleased != capacity:
+        if free + held + resident + out + unreleased + unquarantined != capacity:
             faults.append(
                 f"pool {pool}: {free} free + {held} held + {resident} resident + {out} quarantined"
-                f" + {unreleased} not taken back is not {capacity}"
+                f" + {unreleased + unquarantined} not taken back is not {capacity}"
             )
-        if out != book.quarantined_pages[pool]:
+        if out + unquarantined != book.quarantined_pages[pool]:
             faults.append(f"pool {pool}: host memory quarantined {out}, the log {book.quarantined_pages[pool]}")
         if rank.index.resident_pages(pool) != resident:
             faults.append(f"pool {pool}: the index owns {rank.index.resident_pages(pool)} pages, the log says {resident}")

@@ -35,7 +35,9 @@ class Residency:
         self._index = index
         self._emit = emit
         self._tainted: dict[str, set[int]] = {pool.name: set() for pool in layout.own}
-        self.unreleased: list[tuple[str, SlotArray]] = []  # left the index, not yet taken back by host memory
+        # What left the index and host memory has not taken yet: to be free again, and to be quarantined.
+        self.unreleased: list[tuple[str, SlotArray]] = []
+        self.unquarantined: list[tuple[str, SlotArray]] = []
 
     def room(self) -> dict[str, int]:
         """Return, per own pool, how many pages could be reserved now, after evicting all that may go."""
@@ -60,22 +62,17 @@ class Residency:
         bad = np.array([slot for slot in slots.tolist() if slot in tainted], dtype=np.int32) if tainted else slots[:0]
         self._emit(Evicted(pool, len(slots), r.runs(slots), r.runs(bad)))
         if len(bad):
-            self._memory.quarantine(pool, bad)
             tainted.difference_update(bad.tolist())
+            self.unquarantined.append((pool, bad))
             slots = slots[~np.isin(slots, bad)]
         if len(slots):
             self.unreleased.append((pool, slots))
-            self.retry()
+        self.retry()
 
     def retry(self) -> None:
         """Give back what host memory would not take so far."""
-        waiting, self.unreleased = self.unreleased, []
-        for pool, slots in waiting:
-            try:
-                self._memory.release(pool, slots)
-            except Exception as error:  # a failing port: nothing was released, it is tried again at the next tick
-                log.warning("host memory did not take evicted pages back", pool=pool, pages=len(slots), error=repr(error))
-                self.unreleased.append((pool, slots))
+        self.unreleased = _refused(self._memory.release, self.unreleased)
+        self.unquarantined = _refused(self._memory.quarantine, self.unquarantined)
 
     def taint(self, pool: str, slots: SlotArray) -> None:
         """Remember resident slots that a lost read may still write: quarantined when they are evicted."""
@@ -86,15 +83,14 @@ class Residency:
 
         Shortened to what there is room for. A command: all ranks give it alike. `fill` writes the bytes of every pool.
         """
-        start = anchor.pages
-        room = self.room()
-        for pool in self._layout.own:
-            if isinstance(pool.coverage, AllPages) or room[pool.name] < pool.coverage.window_pages:
-                end_page = min(end_page, start + max(0, room[pool.name]))
-        if end_page <= start:
-            return start
         self._index.lock(anchor)
         try:
+            room = self.room()  # what the anchor holds cannot make any
+            for pool in self._layout.own:
+                if isinstance(pool.coverage, AllPages) or room[pool.name] < pool.coverage.window_pages:
+                    end_page = min(end_page, anchor.pages + max(0, room[pool.name]))
+            if end_page <= anchor.pages:
+                return anchor.pages
             return self._adopt_locked(request, keys, anchor, end_page, fill, tick)
         finally:
             self._index.unlock(anchor)
@@ -138,3 +134,15 @@ class Residency:
         runs = {pool: r.runs(taken) for pool, taken in slots.items()}
         self._emit(Adopted(request, {pool: pages for pool, pages in need.items() if pages}, end_page, runs))
         return end_page
+
+
+def _refused(port: Callable[[str, SlotArray], None], waiting: list[tuple[str, SlotArray]]) -> list[tuple[str, SlotArray]]:
+    """Offer each to host memory and return what it did not take."""
+    refused = []
+    for pool, slots in waiting:
+        try:
+            port(pool, slots)
+        except Exception as error:  # a failing port: nothing happened, it is tried again at the next tick
+            log.warning("host memory did not take evicted pages back", pool=pool, pages=len(slots), error=repr(error))
+            refused.append((pool, slots))
+    return refused

@@ -240,8 +240,12 @@ class Ticks:
     def watch(self, transfer: Transfer) -> None:
         """Look at the prefetch again when its limit ends. With several ranks its row is looked at anyway."""
         deadline = deadline_ns(self._rank.policies, transfer.local, transfer.progress)
-        if self._rank.alone and deadline is not None and deadline > self._rank.clock_ns():
+        if not self._rank.alone or deadline is None:
+            return
+        if deadline > self._rank.clock_ns():
             heapq.heappush(self._deadlines, (deadline, transfer.local.shared.id))
+        else:
+            self._rank.transfers.dirty.add(transfer.local.shared.id)
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

@@ -1,14 +1,19 @@
 """Page stores: where pages live in L3."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lifecycle.errors import ConfigError
 from lifecycle.keys import Namespace
 from lifecycle.runtime.ports import PageStore
 from stores.pages.files import FilePageStore
 from stores.pages.memory import MemoryPageStore
+from stores.pages.mooncake import MooncakePageStore
+from stores.pages.mooncake_engine import SEGMENT_BYTES, Address, connect
 
-__all__ = ["FilePageStore", "MemoryPageStore", "open_page_store"]
+__all__ = ["FilePageStore", "MemoryPageStore", "MooncakePageStore", "open_page_store", "register_host_memory"]
 
 _Opener = Callable[[str, Mapping[str, int], Namespace, str, int | None], PageStore]
 
@@ -16,12 +21,26 @@ _Opener = Callable[[str, Mapping[str, int], Namespace, str, int | None], PageSto
 def open_page_store(
     spec: str, page_bytes: Mapping[str, int], namespace: Namespace, shard: str, capacity_bytes: int | None = None
 ) -> PageStore:
-    """Open the store that `spec` names: `memory` or `file:DIR`. Raises `ConfigError` with the specs there are."""
+    """Open the store that `spec` names: `memory`, `file:DIR` or `mooncake:HOST:PORT[,METADATA]`.
+
+    HOST:PORT is the master's; METADATA is the URL of its metadata service, by default `http://HOST:8080/metadata`
+    (`P2PHANDSHAKE`: none). With Mooncake, `capacity_bytes` is the memory that this process lends to the cluster. Raises
+    `ConfigError` with the specs there are, `StoreError` if the store cannot be used.
+    """
     kind, _, where = spec.partition(":")
     opener = _OPENERS.get(kind)
     if opener is None:
-        raise ConfigError(f"cannot open page store {spec!r}: there are memory and file:DIR")
+        raise ConfigError(f"cannot open page store {spec!r}: there are memory, file:DIR and mooncake:HOST:PORT")
     return opener(where, page_bytes, namespace, shard, capacity_bytes)
+
+
+def register_host_memory(store: PageStore, regions: Iterable[NDArray[np.generic]]) -> None:
+    """Tell a store that reads straight into host memory (Mooncake) where it lies; others need not know.
+
+    `regions` are contiguous arrays, `TorchHostMemory.views(pool)` for each pool, say. They live until the store is closed.
+    """
+    if isinstance(store, MooncakePageStore):
+        store.register(regions)
 
 
 def _open_memory(
@@ -40,4 +59,17 @@ def _open_files(
     return FilePageStore(where, page_bytes, namespace, shard, capacity_bytes)
 
 
-_OPENERS: Mapping[str, _Opener] = {"memory": _open_memory, "file": _open_files}
+def _open_mooncake(
+    where: str, page_bytes: Mapping[str, int], namespace: Namespace, shard: str, capacity_bytes: int | None
+) -> PageStore:
+    place, _, metadata = where.partition(",")
+    master = Address.parse(place)
+    engine = connect(master, metadata or None, SEGMENT_BYTES if capacity_bytes is None else capacity_bytes)
+    try:
+        return MooncakePageStore(engine, page_bytes, namespace, shard, master=master, owns_engine=True)
+    except ConfigError:
+        engine.close()
+        raise
+
+
+_OPENERS: Mapping[str, _Opener] = {"memory": _open_memory, "file": _open_files, "mooncake": _open_mooncake}

@@ -7,7 +7,7 @@ Knows nothing of slots, clocks or reads.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -70,6 +70,10 @@ class RequestState:
     issued: bool = False  # whether that attempt has, or had, a prefetch
     loaded_tokens: int = 0
     taken: bool = False
+
+    def facts(self) -> tuple[Any, ...]:
+        """Return every field, for comparing two replicas."""
+        return self.attempt, self.prefetch, self.issued, self.loaded_tokens, self.taken
 
 
 class Replica:
@@ -219,7 +223,7 @@ class Replica:
         """Return everything, for comparing two replicas."""
         return {
             "in_flight": {id_: prefetch.facts() for id_, prefetch in self.in_flight.items()},
-            "requests": {request: astuple(state) for request, state in self.requests.items()},
+            "requests": {request: state.facts() for request, state in self.requests.items()},
             "next_id": self.next_id,
             "occupied_tokens": self.occupied_tokens,
             "reserved_pages": dict(self.reserved_pages),

@@ -232,7 +232,7 @@ class Ticks:
                 id_ = waiting[-1]
                 shared = transfers.of[id_].local.shared
                 if not shared.closed:
-                    self._rank.steps.take_report(shared, self._report(id_), 1, 0, None)
+                    self._rank.steps.take_report(shared, self._report(id_), 1, 0, sets_apart=False)
                 waiting.pop()
         finally:
             transfers.dirty.update(waiting)  # a port that raised did nothing: they are looked at again at the next tick

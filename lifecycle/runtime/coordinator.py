@@ -161,6 +161,8 @@ class Coordinator:
         writes the bytes before anyone can see them.
         """
         self._check_open("adopt pages for", request)
+        if self._rank.settler.behind:  # the index has yet to take what it promised to
+            return anchor.pages
         return self._rank.residency.adopt(request, KeyChain(keys), anchor, end_page, fill, self._rank.tick_number)
 
     def _request(self, operation: str, request: str) -> RequestState:

@@ -50,6 +50,7 @@ class Settler:
         self._tries: dict[tuple[int, str], int] = {}
         self.retry: set[int] = set()  # prefetches with a port that failed
         self.index_fault: Exception | None = None  # what made this rank's index differ from its peers'
+        self.behind: set[int] = set()  # what the index has promised to take and has not, or not locked yet
 
     def settle(self, transfer: Transfer, tick: int) -> None:
         """Do everything that is due now."""
@@ -77,6 +78,7 @@ class Settler:
             def insert() -> None:
                 transfer.end_anchor = self._index.insert(transfer.anchor, transfer.keys, offer, slots, shared.id, tick)
 
+            self.behind.add(shared.id)
             if not self._try(shared.id, "hand over", insert, index=True):
                 return
             for pool, pages in transfer.local.handed().items():
@@ -90,6 +92,8 @@ class Settler:
             transfer.end_locked = self._try(
                 shared.id, "lock what was handed over", lambda: self._index.lock(end_anchor), index=True
             )
+        if transfer.end_locked:
+            self.behind.discard(shared.id)
 
     def _give_back(self, transfer: Transfer, pool: str, part: Part, pages: Ranges, lost: bool) -> None:
         shared = transfer.local.shared

@@ -162,6 +162,8 @@ class Ticks:
         if self._fault is None:  # with one, the peers move on and this rank no more: its next round tells them
             try:
                 for prefetch, agreed in rank.agreement.read(round_, masks, header):
+                    if rank.settler.behind:  # this rank's index differs by now: as with a fault
+                        break
                     rank.steps.take_report(prefetch, agreed, ranks, round_.number, sets_apart=True)
                 if masks is not None:
                     self._fill(masks)
@@ -186,7 +188,7 @@ class Ticks:
         self._consume_masks(exchange)
 
     def _consume_masks(self, masks: Masks) -> None:
-        if self._fault is not None:
+        if self._fault is not None or self._rank.settler.behind:
             return
         try:
             for prefetch, lengths in self._rank.agreement.read_masks(masks):

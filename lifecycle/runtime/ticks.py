@@ -230,7 +230,7 @@ class Ticks:
         waiting = sorted(transfers.dirty, reverse=True)
         transfers.dirty.clear()
         try:
-            while waiting:
+            while waiting and not self._rank.settler.behind:  # another insert or an eviction would break its promise
                 id_ = waiting[-1]
                 shared = transfers.of[id_].local.shared
                 if not shared.closed:

@@ -57,6 +57,8 @@ class Agreement:
         self._masked: set[int] = set()  # prefetches in flight whose set was asked for
         self.pending: deque[Pending] = deque()
         self.number = 0
+        self.agreed_number = 0  # of the last round whose result came
+        self.launched_ns = 0  # when the last round was built
         self.collectives = 0
         self.declining = False  # agreed: no rank should begin more
 
@@ -78,7 +80,8 @@ class Agreement:
             self._last_sent = ids[-1]
         moves = tuple([prefetch.moves for prefetch in prefetches])
         hits_from = tuple([p.start_page if p.state is State.ISSUED else -1 for p in prefetches])
-        return Round(self.number, tuple(ids), moves, hits_from, buffer, self._clock_ns())
+        self.launched_ns = self._clock_ns()
+        return Round(self.number, tuple(ids), moves, hits_from, buffer, self.launched_ns)
 
     def launch(self, exchange: Exchange, due: int) -> None:
         """Begin to reduce an exchange."""
@@ -89,6 +92,7 @@ class Agreement:
 
     def header(self, round_: Round) -> tuple[Header, bool]:
         """Return the agreed header, and whether all ranks have the same replica."""
+        self.agreed_number = round_.number
         return self._codec.read_header(round_.buffer)
 
     def name_divergence(self, number: int) -> Naming:

@@ -1,42 +1,116 @@
 """Looking at a rank without touching it: what is in flight, and whether everything adds up."""
 
+import time
+from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 from lifecycle.book import fold
 from lifecycle.errors import IntegrityError
-from lifecycle.prefetch import Prefetch
+from lifecycle.local import Local
 from lifecycle.runtime.rank import Rank
+from lifecycle.runtime.waits import wait_of
+
+STUCK_AFTER_S = 30.0
+_TRIES = 5  # for numbers of one moment
+_MOST_TRIES = 1000  # for any
 
 
-def snapshot(rank: Rank) -> dict[str, Any]:
-    """Return what is in flight and what it waits for, as plain values."""
-    replica = rank.book.replica
+def snapshot(rank: Rank, stuck_after_s: float = STUCK_AFTER_S) -> dict[str, Any]:
+    """Return what is in flight and what it waits for, as plain values.
+
+    May be called from any thread, and takes no lock: it copies while the scheduler goes on, and tries again when an event
+    came between. `exact` says whether all numbers are of one moment; on the scheduler's thread they always are.
+    """
+    for attempt in count(1):
+        before, moving = rank.events_appended, rank.moving
+        try:
+            found = _copy(rank)
+        except RuntimeError:  # a table grew while it was copied
+            if attempt == _MOST_TRIES:
+                raise
+            continue
+        found["exact"] = not (moving or rank.moving) and before == rank.events_appended
+        if found["exact"] or attempt >= _TRIES:
+            break
+        time.sleep(0)  # the scheduler's thread may wait for this one to let go of the interpreter
+    found["stuck"] = stuck(found, stuck_after_s)
+    return found
+
+
+def stuck(found: Mapping[str, Any], after_s: float = STUCK_AFTER_S) -> list[str]:
+    """Return, for each prefetch and round of a snapshot that waits for longer than `after_s`, the step that is missing."""
+    lines = []
+    if found["failure"] is not None:
+        lines.append(f"rank {found['rank']} failed: {found['failure']}")
+    last = found["last_round"]
+    if last["number"] > last["agreed"] and last["launched_s_ago"] >= after_s:
+        lines.append(f"round {last['number']} launched {last['launched_s_ago']:.0f} s ago, no result: a rank is not ticking")
+    for pool, pages in found["not_taken_back_pages"].items():
+        lines.append(f"host memory refuses to take back {pages} evicted pages of {pool}; tried at each tick")
+    for story in found["in_flight"]:
+        for_s = story["for_s"]
+        late = for_s is not None and for_s >= after_s
+        if late or max(story["refused"].values(), default=0) >= found["stuck_after_tries"]:
+            since = "" if for_s is None else f", for {for_s:.0f} s"
+            whose = f"prefetch {story['prefetch']} of request {story['request']!r}, {story['state']}"
+            lines.append(f"{whose}: {story['waits_for']}{since}")
+    return lines
+
+
+def _copy(rank: Rank) -> dict[str, Any]:
+    replica, agreement, transfers = rank.book.replica, rank.agreement, rank.transfers
     now_ns = rank.clock_ns()
+    refused: dict[int, dict[str, int]] = {}
+    for (id_, what), tries in rank.settler.refusals():
+        refused.setdefault(id_, {})[what] = tries
+    stories = [_story(rank, local, refused.get(local.shared.id, {}), now_ns) for local in list(rank.book.local.values())]
+    back: dict[str, int] = {}
+    for pool, slots in list(rank.residency.unreleased):
+        back[pool] = back.get(pool, 0) + len(slots)
     return {
+        "rank": rank.transport.rank,
+        "ranks": rank.transport.ranks,
+        "state": "closed" if rank.closed else "failed" if rank.failure else "running",
+        "failure": None if rank.failure is None else str(rank.failure),
         "tick": rank.tick_number,
-        "round": rank.agreement.number,
+        "round": agreement.number,
+        "last_round": {
+            "number": agreement.number,
+            "agreed": agreement.agreed_number,
+            "launched_s_ago": (now_ns - agreement.launched_ns) / 1e9 if agreement.number else None,
+        },
         "occupied_tokens": replica.occupied_tokens,
         "limit_tokens": rank.policies.limit_tokens,
         "budget_pages": {pool.name: replica.budget(pool.name) for pool in rank.layout.own},
         "quarantined_pages": dict(rank.book.quarantined_pages),
-        "lost_reads": rank.transfers.lost_reads,
-        "open_obligations": rank.book.open_obligations(),
-        "in_flight": [_story(rank, prefetch, now_ns) for prefetch in list(replica.in_flight.values())],
+        "not_taken_back_pages": back,
+        "lost_reads": transfers.lost_reads,
+        "declining": transfers.declining,
+        "lost_events": rank.events.lost_events,
+        "stuck_after_tries": rank.policies.stuck_after_tries,
+        "open_obligations": sum(len(story["open"]) for story in stories),
+        "in_flight": stories,
     }
 
 
-def _story(rank: Rank, prefetch: Prefetch, now_ns: int) -> dict[str, Any]:
-    transfer = rank.transfers.of[prefetch.id]
+def _story(rank: Rank, local: Local, refused: dict[str, int], now_ns: int) -> dict[str, Any]:
+    shared, transfer = local.shared, rank.transfers.of.get(local.shared.id)
+    wait = wait_of(local, transfer, rank.transport.ranks, refused)
     return {
-        "prefetch": prefetch.id,
-        "request": prefetch.request,
-        "attempt": prefetch.attempt,
-        "state": prefetch.state.value,
-        "start_page": prefetch.start_page,
-        "plan_page": prefetch.plan_page,
-        "age_s": (now_ns - transfer.progress.issued_ns) / 1e9,
-        "open": transfer.local.obligations.open_names(),
-        "reads_out": sum(not (job.ended or job.lost) for job in transfer.jobs),
+        "prefetch": shared.id,
+        "request": shared.request,
+        "attempt": shared.attempt,
+        "state": shared.state.value,
+        "start_page": shared.start_page,
+        "plan_page": shared.plan_page,
+        "reserved_tokens": local.obligations.tokens or 0,
+        "age_s": None if transfer is None else (now_ns - transfer.progress.issued_ns) / 1e9,
+        "waits_for": wait.step,
+        "for_s": None if wait.since_ns is None else (now_ns - wait.since_ns) / 1e9,
+        "refused": refused,
+        "open": local.obligations.open_names(),
+        "reads_out": 0 if transfer is None else sum(not (job.ended or job.lost) for job in transfer.jobs),
     }
 
 

@@ -56,6 +56,7 @@ class Rank:
         self.failure: SyncFailed | None = None  # a round failed: nothing is published any more
         self.closed = False
         self._seq = 0
+        self.moving = False  # an event is being applied: whoever looks from another thread sees half of it
         try:
             _check(layout, policies, page_size_tokens, readers)
             _check_index(layout, self.index)
@@ -84,8 +85,12 @@ class Rank:
 
     def emit(self, event: Event) -> None:
         """Evolve the book, which refuses what is not legal, and keep the event."""
-        self.book.apply(event)
-        self.append(event)
+        self.moving = True
+        try:
+            self.book.apply(event)
+            self.append(event)
+        finally:
+            self.moving = False
         if type(event) is LateWriteEnded and event.lost:
             transfer = self.transfers.of[event.prefetch]
             self.residency.taint(event.pool, transfer.slots_of_ranges(event.pool, event.pages))
@@ -95,6 +100,11 @@ class Rank:
         known: AnyEvent = event  # type: ignore[assignment]  # every event class is in the union, as a test holds
         self.events.append(Record(self._seq, self.clock_ns(), known))
         self._seq += 1
+
+    @property
+    def events_appended(self) -> int:
+        """How many events were kept; what is the same before and after a look did not move meanwhile."""
+        return self._seq
 
     def _append_opened(self, run: str | None, wall_ns: int) -> None:
         self.append(

@@ -52,6 +52,10 @@ class Settler:
         self.index_fault: Exception | None = None  # what made this rank's index differ from its peers'
         self.behind: set[int] = set()  # what the index has promised to take and has not, or not locked yet
 
+    def refusals(self) -> list[tuple[tuple[int, str], int]]:
+        """Return how often a port has refused what a prefetch owes, as ((prefetch, obligation), tries). For any thread."""
+        return list(self._tries.items())
+
     def settle(self, transfer: Transfer, tick: int) -> None:
         """Do everything that is due now."""
         local = transfer.local

@@ -36,6 +36,7 @@ class Residency:
         self._emit = emit
         self._tainted: dict[str, set[int]] = {pool.name: set() for pool in layout.own}
         # What left the index and host memory has not taken yet: to be free again, and to be quarantined.
+        self.locked: list[Anchor] = []  # of adoptions, where the index did not drop the lock
         self.unreleased: list[tuple[str, SlotArray]] = []
         self.unquarantined: list[tuple[str, SlotArray]] = []
 
@@ -70,9 +71,20 @@ class Residency:
         self.retry()
 
     def retry(self) -> None:
-        """Give back what host memory would not take so far."""
+        """Give back what host memory would not take so far, and drop the locks that the index would not drop."""
+        self.locked = self._still_locked(self.locked)
         self.unreleased = _refused(self._memory.release, self.unreleased)
         self.unquarantined = _refused(self._memory.quarantine, self.unquarantined)
+
+    def _still_locked(self, anchors: list[Anchor]) -> list[Anchor]:
+        still = []
+        for anchor in anchors:
+            try:
+                self._index.unlock(anchor)
+            except Exception as error:  # a failing port: the lock stays, and is dropped at a later tick
+                log.warning("the index did not drop the lock of an adoption", page=anchor.pages, error=repr(error))
+                still.append(anchor)
+        return still
 
     def taint(self, pool: str, slots: SlotArray) -> None:
         """Remember resident slots that a lost read may still write: quarantined when they are evicted."""
@@ -93,7 +105,7 @@ class Residency:
                 return anchor.pages
             return self._adopt_locked(request, keys, anchor, end_page, fill, tick)
         finally:
-            self._index.unlock(anchor)
+            self.locked = self._still_locked([*self.locked, anchor])
 
     def _adopt_locked(self, request: str, keys: Sequence[str], anchor: Anchor, end_page: int, fill: Fill, tick: int) -> int:
         offer = coverage.published(self._layout, anchor.pages, end_page, ())

@@ -26,7 +26,8 @@ class Violation(AssertionError):
 def not_taken_back(rank: SimRank) -> Counter[str]:
     """Return the pages per pool that left the index and that host memory has not taken back yet."""
     pages = Counter[str]()
-    for pool, slots in rank.coordinator._rank.residency.unreleased:
+    residency = rank.coordinator._rank.residency
+    for pool, slots in (*residency.unreleased, *residency.unquarantined):
         pages[pool] += len(slots)
     return pages
 
@@ -54,6 +55,7 @@ def balance(rank: SimRank, layout: Layout) -> None:
         transfer.local.obligations.resident_lock and not transfer.end_locked
         for transfer in rank.coordinator._rank.transfers.of.values()
     )
+    owed += len(rank.coordinator._rank.residency.locked)
     if index.lock_count() != owed:
         raise Violation("locks", f"rank {rank.number}: the index has {index.lock_count()}, the log says {owed}")
     tokens = sum(local.obligations.tokens or 0 for local in book.local.values())

@@ -103,6 +103,7 @@ def _story(rank: Rank, local: Local, refused: dict[str, int], now_ns: int) -> di
         "attempt": shared.attempt,
         "state": shared.state.value,
         "start_page": shared.start_page,
+        "end_page": shared.end_page,
         "plan_page": shared.plan_page,
         "reserved_tokens": local.obligations.tokens or 0,
         "age_s": None if transfer is None else (now_ns - transfer.progress.issued_ns) / 1e9,

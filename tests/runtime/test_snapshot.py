@@ -10,6 +10,7 @@ import pytest
 from kit.rig import PAGE_TOKENS, Rig
 
 from lifecycle.errors import SyncFailed
+from lifecycle.events import Record
 from lifecycle.runtime.inspection import stuck
 from lifecycle.states import State
 
@@ -154,6 +155,29 @@ def test_a_failed_rank_says_why(rig_of: RigOf) -> None:
     assert found["state"] == "failed"
     assert "cannot finish round 1" in found["failure"]
     assert found["stuck"] == [f"rank 0 failed: {found['failure']}"]
+
+
+def test_a_look_in_the_middle_of_an_event_says_so(rig_of: RigOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an event is being applied, another thread's snapshot comes at once and is not `exact`."""
+    rig = rig_of()
+    looks: list[bool] = []
+
+    def look() -> None:
+        looks.append(rig.ranks[0].snapshot()["exact"])
+
+    keep = rig.logs[0].append
+
+    def append(record: Record) -> None:
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        watcher.join()
+        keep(record)
+
+    monkeypatch.setattr(rig.logs[0], "append", append)
+    rig.issue("r")
+    monkeypatch.undo()
+    look()
+    assert looks == [False, True]
 
 
 def check_of_one_moment(found: dict[str, Any]) -> None:

@@ -85,6 +85,8 @@ class Local:
     def ceiling(self) -> int:
         """Return the first page of a required all-pages pool that is known to have failed here; the plan's end if none."""
         page = self.shared.plan_page
+        if not self.failed:  # nearly always, and every row of every round asks
+            return page
         for pool in self.layout.required(self.degrade):
             failed = self.failed.get(pool.name)
             if failed and not isinstance(pool.coverage, TrailingPages):

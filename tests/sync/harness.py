@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -50,10 +50,8 @@ class World:
     def pipe(self, name: str) -> Path:
         """Return a named pipe that all ranks can open."""
         path = self.folder / name
-        try:
+        with suppress(FileExistsError):  # another rank made it
             os.mkfifo(path)
-        except FileExistsError:
-            pass  # another rank made it
         return path
 
 
@@ -68,7 +66,10 @@ def run_ranks(
 
     Raises `Hang` with the stacks of those that did not end, and `AssertionError` with the traceback of one that raised.
     """
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder, _children(ranks, scenario, args, folder, patience_s) as children:
+    with (
+        tempfile.TemporaryDirectory(prefix="ranks-") as folder,
+        _children(ranks, scenario, args, folder, patience_s) as children,
+    ):
         answers = _gather(children, Path(folder), patience_s)
         wants = [KILLED if rank in killed else 0 for rank in range(ranks)]
         troubles = [

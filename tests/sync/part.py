@@ -112,7 +112,7 @@ class Part:
             transport=transport or TorchTransport(timeout_s=timeout_s), **more,
         )  # fmt: skip
 
-    def issue(self, request: str, keys: KeyChain, attempt: int = 0) -> object:
+    def issue(self, request: str, keys: KeyChain, attempt: int = 0) -> Any:
         """Issue after a match."""
         match = self.index.match(keys, self.coordinator.tick_number)
         return self.coordinator.issue(request, attempt, keys, match.anchor)

@@ -1,4 +1,4 @@
-"""What all ranks must decide, by DESIGN sections 7 and 8, from the reports of all ranks at once. Shares no rule with the library.
+"""What all ranks must decide, by DESIGN sections 7 and 8, from the reports of all at once. Shares no rule with the library.
 
 Of a prefetch it keeps what is replicated; what it is told of each rank is its report, its restorable set, and the room that
 the budgets left when a plan was made.

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.sync.harness import World, run_ranks
-from tests.sync.part import Part, prompt
 
 from lifecycle.errors import RankDivergence
 from lifecycle.policies import Policies, WaitComplete
 from lifecycle.states import State
+from tests.sync.harness import World, run_ranks
+from tests.sync.part import Part, prompt
 
 Act = Callable[[Part, bool], None]
 
@@ -28,7 +28,7 @@ def skipped_abort(part: Part, odd: bool) -> None:
 
 def other_order(part: Part, odd: bool) -> None:
     """One rank issues the same in another order."""
-    for name in ("yx" if odd else "xy"):
+    for name in "yx" if odd else "xy":
         part.issue(name, prompt(ord(name) - ord("a"), 8))
 
 

@@ -5,13 +5,13 @@ import signal
 from typing import Any
 
 import pytest
-from tests.sync.harness import World, run_ranks
-from tests.sync.part import Part, prompt
 
 from lifecycle.errors import RankDivergence, SyncFailed
 from lifecycle.policies import Policies, WaitComplete
 from lifecycle.states import State
 from stores.events.memory import MemoryEventLog
+from tests.sync.harness import World, run_ranks
+from tests.sync.part import Part, prompt
 
 
 class Broken(Exception):
@@ -88,7 +88,13 @@ WHATS = ["a note", "the index", "a plan", "the report", "room", "the log"]
 
 @pytest.mark.parametrize(
     ("ranks", "layout", "lag", "whats"),
-    [(2, "kv_only", 0, WHATS), (2, "mamba", 1, WHATS), (2, "swa", 2, WHATS), (3, "dsa", 0, ["a note"]), (4, "swa", 1, ["room"])],
+    [
+        (2, "kv_only", 0, WHATS),
+        (2, "mamba", 1, WHATS),
+        (2, "swa", 2, WHATS),
+        (3, "dsa", 0, ["a note"]),
+        (4, "swa", 1, ["room"]),
+    ],
 )
 def test_an_error_on_one_rank_fails_the_round_on_all(ranks: int, layout: str, lag: int, whats: list[str]) -> None:
     """The rank launches its round as failed before it raises: all get SyncFailed in the same round, it with its own cause."""

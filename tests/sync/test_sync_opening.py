@@ -5,8 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.sync.harness import World, run_ranks
-from tests.sync.part import Part, host_memory, prompt
 
 from lifecycle.errors import ConfigError, SyncFailed
 from lifecycle.layout import Layout, Pool, dsa, kv_only, swa
@@ -14,6 +12,8 @@ from lifecycle.policies import BestEffort, OnShortfall, Policies, Pressure, Time
 from lifecycle.runtime import rank as rank_module
 from lifecycle.runtime.transport import Alone, TorchTransport
 from stores.prefix import RadixIndex
+from tests.sync.harness import World, run_ranks
+from tests.sync.part import Part, host_memory, prompt
 
 OTHER: dict[str, Any] = {
     "stop": BestEffort(),

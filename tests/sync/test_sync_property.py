@@ -5,15 +5,15 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sync.board import Seat, finish, seats, tick
-from tests.sync.part import prompt
-from tests.sync.reference import Reference
 
 from lifecycle import events as ev
 from lifecycle.layout import deepseek_v4, dsa, kv_only, mamba, swa
 from lifecycle.policies import BestEffort, OnShortfall, Policies, Pressure, Timeout, WaitComplete
 from lifecycle.reasons import Reason
 from lifecycle.rows import Report
+from tests.sync.board import Seat, finish, seats, tick
+from tests.sync.part import prompt
+from tests.sync.reference import Reference
 
 SHAPES = [(1,), (2,), (3,), (4,), (2, 2), (1, 2), (3, 1), (4, 1), (2, 1, 2)]
 LAYOUTS = [kv_only(), kv_only(draft=True), dsa(), swa(2), swa(3, draft=True), mamba(), deepseek_v4(2)]

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from tests.sync.harness import World, run_ranks
-from tests.sync.part import Part, prompt
 
 from lifecycle.errors import ConfigError
+from lifecycle.events import RoundDone
 from lifecycle.policies import Policies, WaitComplete
 from lifecycle.runtime.transport import TorchTransport, Transport
 from lifecycle.states import State
+from tests.sync.harness import World, run_ranks
+from tests.sync.part import Part, prompt
 
 LAYOUTS = ["kv_only", "dsa", "swa", "mamba", "deepseek_v4"]
 
@@ -203,7 +204,7 @@ def rotate(world: World, lag: int) -> list[Any]:
     part.store.let_go()
     part.tick_until_quiet()
     part.close()
-    rows = [record.event.rows for record in part.log.records() if type(record.event).__name__ == "RoundDone"]
+    rows = [record.event.rows for record in part.log.records() if isinstance(record.event, RoundDone)]
     return [ids, alive, max(rows), part.events()]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from audit_stories import Tape, tape, verify
 
@@ -34,11 +35,13 @@ from lifecycle.events import (
     ReadEnded,
     ReadFailed,
     RequestFinished,
+    RoundDone,
     Settled,
     Synced,
     Terminated,
     TokensCredited,
     TokensReturned,
+    TransferStarted,
     Wanted,
 )
 from lifecycle.reasons import Part, ReadCode, Reason
@@ -138,6 +141,9 @@ def declines_with_a_wrong_occupancy(t: Tape) -> None:
 
 @spoilt(Law.ADMISSION, "pressed")
 def issues_a_newer_attempt_beside_the_older(t: Tape) -> None:
+    t.change(LogOpened, new={"policies": t.get(LogOpened).policies | {"limit_tokens": 1000}})
+    for place in [place for place, event in enumerate(t.events) if isinstance(event, Declined)][::-1]:
+        del t.events[place]
     newer = t.drop(Issued, request="e", attempt=1)
     t.put(newer, Discarded, reason=Reason.SUPERSEDED, after=False)
 
@@ -170,6 +176,71 @@ def plans_more_than_the_budget(t: Tape) -> None:
 @spoilt(Law.BALANCE, "plain")
 def reserves_slots_that_the_pool_does_not_have(t: Tape) -> None:
     t.change(HostReserved, prefetch=1, pool="kv", new={"slots": ((30, 38),)})
+
+
+@spoilt(Law.PLAN, "plain")
+def reserves_a_pool_twice(t: Tape) -> None:
+    t.double(HostReserved, prefetch=1, pool="swa")
+
+
+@spoilt(Law.PLAN, "plain")
+def plans_more_than_the_hit_has(t: Tape) -> None:
+    t.change(PlanAgreed, prefetch=1, new={"hit_page": 5})
+
+
+@spoilt(Law.PLAN, "plain")
+def plans_and_reserves_another_window(t: Tape) -> None:
+    t.change(PlanAgreed, prefetch=2, new={"reserved": {"kv": (0, 6), "swa": (1, 6)}})
+    t.change(HostReserved, prefetch=2, pool="swa", new={"pages": (1, 6), "slots": ((4, 9),)})
+
+
+@spoilt(Law.PLAN, "plain")
+def cuts_a_plan_for_no_reason(t: Tape) -> None:
+    t.change(HitResolved, prefetch=2, new={"hit_page": 6})
+    t.change(PlanAgreed, prefetch=2, new={"cut": Reason.HOST_CAPACITY})
+
+
+@spoilt(Law.LEGAL, "plain")
+def skips_an_id(t: Tape) -> None:
+    for place, event in enumerate(t.events):
+        if getattr(event, "prefetch", 0) == 2:
+            t.events[place] = msgspec.structs.replace(event, prefetch=3)
+
+
+@spoilt(Law.LEGAL, "plain")
+def takes_tokens_in_flight(t: Tape) -> None:
+    t.drop(LoadedTaken)
+    t.put(LoadedTaken("a", 0, 0), HitResolved, prefetch=1)
+
+
+@spoilt(Law.LEGAL, "plain")
+def starts_before_a_read_is_claimed(t: Tape) -> None:
+    t.put(t.drop(TransferStarted, prefetch=1), ReadClaimed, prefetch=1, after=False)
+
+
+@spoilt(Law.LEGAL, "plain")
+def finishes_a_request_in_flight(t: Tape) -> None:
+    t.put(RequestFinished("b"), HitResolved, prefetch=2)
+
+
+@spoilt(Law.LEGAL, "aborted")
+def releases_while_it_is_transferring(t: Tape) -> None:
+    t.put(t.drop(HostReleased, prefetch=1), Discarded, prefetch=1, after=False)
+
+
+@spoilt(Law.RANKS, "ranked")
+def counts_other_ranks_in_a_round(t: Tape) -> None:
+    t.change(RoundDone, new={"participants": 1})
+
+
+@spoilt(Law.RANKS, "ranked")
+def repeats_the_number_of_a_round(t: Tape) -> None:
+    t.change(RoundDone, 1, new={"number": 1})
+
+
+@spoilt(Law.RANKS, "ranked")
+def agrees_in_a_round_that_is_not_the_last(t: Tape) -> None:
+    t.change(Synced, prefetch=1, new={"round": 2})
 
 
 # --- reads ------------------------------------------------------------------------------------------------------------------
@@ -211,6 +282,11 @@ def commits_what_is_closed(t: Tape) -> None:
 @spoilt(Law.CLAIM, "aborted")
 def claims_a_read_after_the_end(t: Tape) -> None:
     t.put(ReadClaimed(1, "kv", (6, 8)), AnchorUnlocked, prefetch=1)
+
+
+@spoilt(Law.CLAIM, "plain")
+def claims_a_read_of_what_is_closed(t: Tape) -> None:
+    t.put(t.get(ReadClaimed, prefetch=1), RequestFinished)
 
 
 @spoilt(Law.CLAIM, "capped")
@@ -300,6 +376,12 @@ def clamps_for_another_reason_than_it_terminated(t: Tape) -> None:
 @spoilt(Law.OUTCOME, "short")
 def calls_a_failed_read_complete(t: Tape) -> None:
     t.change(Terminated, new={"reason": Reason.COMPLETED})
+    t.change(Clamped, new={"reason": Reason.COMPLETED})
+
+
+@spoilt(Law.OUTCOME, "plain")
+def terminates_for_a_reason_that_stops_nothing(t: Tape) -> None:
+    t.change(Terminated, prefetch=1, new={"reason": Reason.DUPLICATE})
 
 
 # --- debts ------------------------------------------------------------------------------------------------------------------
@@ -429,6 +511,16 @@ def releases_a_page_that_the_index_takes(t: Tape) -> None:
 def hands_over_a_page_that_was_not_taken(t: Tape) -> None:
     t.change(HostHandedOver, new={"pages": ((0, 5),)})
     t.change(HostReleased, part=Part.CLAMPED, new={"pages": ((5, 8),)})
+
+
+@spoilt(Law.PARTITION, "short")
+def releases_what_landed_before_the_outcome(t: Tape) -> None:
+    t.put(t.drop(HostReleased, part=Part.CLAMPED), Terminated)
+
+
+@spoilt(Law.LEGAL, "lost")
+def quarantines_while_it_is_transferring(t: Tape) -> None:
+    t.put(t.drop(HostQuarantined), Terminated, after=False)
 
 
 @spoilt(Law.PARTITION, "twice")
@@ -572,6 +664,16 @@ def stops_with_debts_that_are_not_there(t: Tape) -> None:
 def serves_what_was_not_published(t: Tape) -> None:
     served = t.drop(PrefixServed)
     t.put(served, PlanAgreed, prefetch=1)
+
+
+@spoilt(Law.SERVED, "plain")
+def serves_an_older_attempt(t: Tape) -> None:
+    t.change(PrefixServed, new={"attempt": 3})
+
+
+@spoilt(Law.SERVED, "plain")
+def serves_pages_out_of_order(t: Tape) -> None:
+    t.change(PrefixServed, new={"sources": ((4, 8, 1), (0, 4, 1))})
 
 
 @spoilt(Law.SERVED, "plain")

@@ -9,9 +9,11 @@ from audit_stories import STORIES, Tape, run, tape, verify
 from lifecycle.audit import Law, Violation, verify_log, verify_logs, violations
 from lifecycle.audit.slots import FREE, HELD, LOCKED, LOCKED_TAINTED, QUARANTINED, RESIDENT, TAINTED, PoolSlots
 from lifecycle.events import (
+    Adopted,
     AnchorUnlocked,
     CoordinatorStopped,
     EventsLost,
+    Evicted,
     HostReleased,
     HostReserved,
     Issued,
@@ -131,6 +133,39 @@ def test_a_second_fault_is_shown_beside_the_first_record() -> None:
     assert found.request == "r"
 
 
+def test_a_gap_in_one_log_ends_the_comparison_there() -> None:
+    """What one rank lost makes no difference between ranks."""
+    first, second = run("ranked")
+    for at in range(1, len(second) - 3):
+        lost = Record(at, second[at].at_ns, EventsLost(2, at, "a full disk"))
+        found = verify_logs([first, [*second[:at], lost, *second[at + 2 :]]])
+        assert not found, f"lost from {at} on: {found[0]}"
+
+
+@pytest.mark.parametrize(
+    ("pool", "slots"), [("nobody", ((0, 6),)), ("kv", ((4, 99),)), ("kv", ((6, 2),)), ("kv", ((0, 6), (0, 6)))]
+)
+def test_slots_that_are_none_are_told(pool: str, slots: tuple[tuple[int, int], ...]) -> None:
+    """An eviction or an adoption of slots that are not there, or of one twice, is told."""
+    spoilt = tape("pressed")
+    spoilt.change(Evicted, pool="kv", new={"pool": pool, "slots": slots})
+    assert verify(spoilt)[0].law in (Law.SLOTS, Law.BALANCE)
+    spoilt = tape("pressed")
+    spoilt.put(Adopted("z", {pool: 6}, 6, {pool: slots}), LogOpened)
+    assert verify(spoilt)[0].law in (Law.SLOTS, Law.BALANCE)
+
+
+def test_adopted_pages_are_resident_and_can_be_evicted() -> None:
+    """The engine's own pages come in and go out; coming in over the budget, or as other pages than slots, is told."""
+    log = tape("pressed")
+    log.events[1:1] = [Adopted("z", {"kv": 6}, 6, {"kv": ((0, 6),)}), Evicted("kv", 6, ((0, 6),), ())]
+    assert not verify(log)
+    log.change(Adopted, new={"pages": {"kv": 5}})
+    assert verify(log)[0].law is Law.BALANCE
+    log.change(Adopted, new={"pages": {"kv": 9}, "slots": {"kv": ((0, 8),)}})
+    assert verify(log)[0].law is Law.BALANCE
+
+
 HOSTILE = [
     (Issued, {"start_page": -5, "end_page": 3}),
     (Issued, {"end_page": 1 << 70}),
@@ -156,6 +191,7 @@ HOSTILE = [
     (LogOpened, {"policies": {"shortfall": "discard", "pressure": "shrink", "threshold_pages": "many"}}),
     (LogOpened, {"rank": 5}),
     (LogOpened, {"page_size_tokens": 0}),
+    (LogOpened, {"budget_pages": {"kv": 1 << 20}}),
     (CoordinatorStopped, {"quarantined_pages": {}}),
 ]
 

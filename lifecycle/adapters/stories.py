@@ -4,6 +4,7 @@ Unlike `lifecycle.book` it checks nothing and forgives gaps: what is in flight w
 counted again from the next `Issued`. Keeps nothing of a prefetch that is closed, or of a run that a fresh header ended.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -102,18 +103,18 @@ def account(story: Story, outcome: Outcome, page_size_tokens: int) -> TokenAccou
     cut off by its reason, and as `duplicate` what the index had by then from elsewhere.
     """
     plan, start = story.plan, story.start_page
-    pages: dict[str, int] = {}
+    pages: Counter[str] = Counter()
     if plan is None:
         hit_page = planned = start if story.hit_page is None else story.hit_page
     else:
         hit_page, planned = plan.hit_page, plan.plan_page
-        pages[(plan.cut or Reason.HOST_CAPACITY).value] = hit_page - planned
+        pages[(plan.cut or Reason.HOST_CAPACITY).value] += hit_page - planned
     usable, used = start, 0
     if not isinstance(outcome, Discarded):
         usable, used = outcome.usable_page, r.count(outcome.taken.get(KV, r.EMPTY))
     reason = Reason.COMPLETED if isinstance(outcome, Committed) else outcome.reason
-    pages[reason.value] = pages.get(reason.value, 0) + planned - usable
-    pages[Part.DUPLICATE.value] = usable - start - used
+    pages[reason.value] += planned - usable
+    pages[Part.DUPLICATE.value] += usable - start - used
     unfulfilled = {why: count * page_size_tokens for why, count in pages.items() if count}
     return TokenAccount((hit_page - start) * page_size_tokens, used * page_size_tokens, unfulfilled)
 

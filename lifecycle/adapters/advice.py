@@ -52,6 +52,15 @@ _DISCARDED = {
 }
 
 
+MAY_BE_WRONG: frozenset[type[Event]] = frozenset(
+    {
+        ReadLost, ReadFailed, Discarded, HostQuarantined, Evicted, QuarantineAgreed, ObligationStuck, Declined, EventsLost,
+        CoordinatorStopped,
+    }
+)  # fmt: skip
+"""The events that `advice` may have something to say of."""
+
+
 def advice(event: Event) -> Advice | None:
     """Return what is wrong and what to do about it, or None for an event that is ordinary."""
     match event:

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from lifecycle.adapters.advice import Advice, advice
+from lifecycle.adapters.advice import MAY_BE_WRONG, Advice, advice
 from lifecycle.adapters.plain import BOUND, fields_of, name_of
 from lifecycle.adapters.stories import OUTCOMES, Outcome, Stories, Story, account
 from lifecycle.events import (
@@ -25,6 +25,8 @@ from lifecycle.events import (
 from lifecycle.reasons import Reason
 
 LOGGER = "lifecycle.prefetch"
+
+_TOLD = MAY_BE_WRONG | {LogOpened, *OUTCOMES}  # what there may be a line of at info or above
 
 
 class StructlogObserver:
@@ -48,7 +50,8 @@ class StructlogObserver:
         detailed = _is_enabled(self._base, logging.DEBUG)
         for record in records:
             story = self._stories.feed(record)
-            self._say(record, story, detailed)
+            if detailed or type(record.event) in _TOLD:
+                self._say(record, story, detailed)
 
     def close(self) -> None:
         """Do nothing: every line was written at its event."""
@@ -58,7 +61,7 @@ class StructlogObserver:
         if isinstance(event, LogOpened):
             self._open(event)
             return
-        found = advice(event)
+        found = advice(event) if type(event) in MAY_BE_WRONG else None
         if found is not None and self._is_new(found, story):
             self._warn(found, story, event)
         elif isinstance(event, OUTCOMES):

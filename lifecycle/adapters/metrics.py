@@ -68,6 +68,7 @@ class PrometheusObserver:
         self._families = families_of(registry, prefix, names)
         self._common: tuple[str, ...] = ()
         self._known: dict[tuple[_Metric, tuple[str, ...]], Any] = {}
+        self._shown: dict[tuple[_Metric, tuple[str, ...]], int] = {}
         self._stories = Stories()
         self._host: dict[tuple[str, str], int] = {}  # (pool, use) -> pages
         self._verify = verify
@@ -103,11 +104,17 @@ class PrometheusObserver:
     def _set_gauges(self) -> None:
         families, stories = self._families, self._stories
         for state, count in stories.by_state.items():
-            self._of(families.in_flight, state.value).set(count)
-        self._of(families.occupied).set(stories.occupied_tokens)
-        self._of(families.stuck).set(len(stories.stuck))
+            self._show(count, families.in_flight, state.value)
+        self._show(stories.occupied_tokens, families.occupied)
+        self._show(len(stories.stuck), families.stuck)
         for (pool, use), pages in self._host.items():
-            self._of(families.host, pool, use).set(pages)
+            self._show(pages, families.host, pool, use)
+
+    def _show(self, value: int, family: _Metric, *values: str) -> None:
+        """Set a gauge, unless it shows that value."""
+        if self._shown.get((family, values)) != value:
+            self._shown[family, values] = value
+            self._of(family, *values).set(value)
 
     def _move(self, pool: str, pages: int, *, out: str | None = None, into: str | None = None) -> None:
         if out is not None:
@@ -120,6 +127,7 @@ class PrometheusObserver:
     def _opened(self, story: None, record: Record) -> None:
         event: Any = record.event
         self._known.clear()
+        self._shown.clear()
         self._common = (*self._labels.values(), str(event.rank)) if self._ranked else tuple(self._labels.values())
         families = self._families
         plain = (families.hit, families.used, families.rounds, families.stuck_total, families.lost_events)

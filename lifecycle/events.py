@@ -40,6 +40,7 @@ class LogOpened(Event, frozen=True, tag="log_opened.1"):
     budget_pages: dict[str, int]  # of the smallest rank
     wall_ns: int
     monotonic_ns: int
+    absent: tuple[str, ...] = ()  # pools of which this rank has no shard: counted as landed whole, never read
 
 
 class EventsLost(Event, frozen=True, tag="events_lost.1"):

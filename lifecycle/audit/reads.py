@@ -98,6 +98,8 @@ def _landed(ledger: Ledger, account: Account, seq: int, event: PagesLanded) -> N
     account.landed[event.pool] = r.union(account.landed.get(event.pool, EMPTY), (event.pages,))
     held = account.held.get(ledger.layout.owner(event.pool))
     reading = held.busy() if held is not None else EMPTY
+    if event.pool in ledger.terms.absent:
+        return
     if outside := r.subtract((event.pages,), reading):
         what = f"pages {r.text(outside)} of {event.pool} landed outside any read that is claimed"
         ledger.say(Law.CLAIM, what, "under a claim, before its read has ended", (seq,), account)

@@ -33,6 +33,7 @@ class Terms:
     page_size_tokens: int
     capacity_pages: Mapping[str, int]
     budget_pages: Mapping[str, int]
+    absent: frozenset[str] = frozenset()  # pools of which the rank has no shard: they land without a read
 
     def shared(self) -> Mapping[str, object]:
         """Return what must be the same on all ranks, by name."""
@@ -75,6 +76,7 @@ def terms_of(opened: LogOpened) -> Terms:
         opened.run, opened.rank, opened.ranks, layout, degrade, pressure, _number(policies, "threshold_pages"),
         _number(policies, "max_pages"), _number(policies, "limit_tokens"), _number(policies, "lag_ticks"),
         opened.page_size_tokens, dict(opened.capacity_pages), dict(opened.budget_pages),
+        frozenset(opened.absent),
     )  # fmt: skip
 
 

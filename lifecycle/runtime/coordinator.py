@@ -5,7 +5,7 @@ Everything here runs on the scheduler's thread, without locks. Rules are in `lif
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lifecycle import decide
@@ -33,6 +33,8 @@ class Coordinator:
     """Runs the prefetches of one rank. Give every rank the same commands at the same ticks.
 
     `transport` spans every rank whose prefix must be usable; without one this rank is alone and no round runs.
+    `absent` names pools of the (group's) layout of which this rank has no shard, as a pipeline stage without the draft:
+    they are neither asked for nor read here, and shorten nobody's prefix; host memory still numbers their slots.
     `readers` is how many reader threads to start, or a pool of one's own.
     Raises `ConfigError` when the configuration makes no sense or differs between ranks.
     """
@@ -53,9 +55,11 @@ class Coordinator:
         force_round: bool = False,
         clock_ns: Callable[[], int] | None = None,
         wall_ns: Callable[[], int] | None = None,
+        absent: Iterable[str] = (),
     ) -> None:
         clock = clock_ns or (lambda: time.monotonic_ns())  # called late, so that a frozen clock is seen
-        ports = Ports(store, memory, index, events, transport or Alone(), clock, wall_ns or (lambda: time.time_ns()))
+        wall = wall_ns or (lambda: time.time_ns())
+        ports = Ports(store, memory, index, events, transport or Alone(), clock, wall, frozenset(absent))
         self._rank = Rank(layout, policies, page_size_tokens, ports, readers, run, force_round)
         self._ticks = Ticks(self._rank)
 

@@ -8,7 +8,7 @@ import msgspec
 from lifecycle.book import Book
 from lifecycle.errors import ConfigError, SyncFailed
 from lifecycle.events import AnyEvent, Event, LateWriteEnded, LogOpened, Record
-from lifecycle.layout import Layout
+from lifecycle.layout import KV, Layout
 from lifecycle.policies import Policies
 from lifecycle.runtime.agreement import Agreement
 from lifecycle.runtime.opening import MAX_OWN_POOLS, Opening, agree, decline
@@ -24,7 +24,7 @@ from lifecycle.version import VERSION
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What the engine brings."""
+    """What the engine brings. `absent` are the pools of the layout of which this rank has no shard."""
 
     store: PageStore
     memory: HostMemory
@@ -33,6 +33,7 @@ class Ports:
     transport: Transport
     clock_ns: Callable[[], int]
     wall_ns: Callable[[], int]
+    absent: frozenset[str] = frozenset()
 
 
 class Rank:
@@ -50,7 +51,7 @@ class Rank:
     ) -> None:
         self.layout, self.policies, self.page_size_tokens = layout, policies, page_size_tokens
         self.memory, self.index, self.events = ports.memory, ports.index, ports.events
-        self.transport, self.clock_ns = ports.transport, ports.clock_ns
+        self.transport, self.clock_ns, self.absent = ports.transport, ports.clock_ns, ports.absent
         self.alone = self.transport.ranks == 1 and not force_round
         self.tick_number = 0
         self.failure: SyncFailed | None = None  # a round failed: nothing is published any more
@@ -59,6 +60,7 @@ class Rank:
         self.moving = False  # an event is being applied: whoever looks from another thread sees half of it
         try:
             _check(layout, policies, page_size_tokens, readers)
+            _check_absent(layout, self.absent)
             _check_index(layout, self.index)
             # Slots that an earlier run left quarantined or out are none of this one's, and none of its budget.
             self.capacity_pages = {pool.name: self.memory.free_pages(pool.name) for pool in layout.own}
@@ -74,7 +76,7 @@ class Rank:
         self.readers: ReaderPool = (
             Readers(ports.store, self.memory, self.clock_ns, readers, name) if isinstance(readers, int) else readers
         )
-        self.transfers = Transfers(layout, policies, self.memory, self.readers, self.clock_ns, self.emit)
+        self.transfers = Transfers(layout, policies, self.memory, self.readers, self.clock_ns, self.emit, self.absent)
         self.residency = Residency(layout, self.book, self.memory, self.index, self.emit)
         self.settler = Settler(layout, self.memory, self.index, self.emit, policies.stuck_after_tries)
         self.steps = Steps(
@@ -120,6 +122,7 @@ class Rank:
                 budget_pages=dict(self.opening.budget_pages),
                 wall_ns=wall_ns,
                 monotonic_ns=self.clock_ns(),
+                absent=tuple(sorted(self.absent)),
             )
         )
 
@@ -137,6 +140,12 @@ def _check(layout: Layout, policies: Policies, page_size_tokens: int, readers: i
             f"{policies.threshold_pages} pages of {page_size_tokens} tokens, so every prefetch of layout {layout.name}"
             " would be declined (raise the limit)"
         )
+
+
+def _check_absent(layout: Layout, absent: frozenset[str]) -> None:
+    for name in sorted(absent):
+        if layout.pool(name).name == KV:
+            raise ConfigError("cannot start a rank without a shard of pool 'kv': every prefix needs it")
 
 
 def _check_index(layout: Layout, index: PrefixIndex) -> None:

@@ -75,8 +75,10 @@ class Transfers:
         readers: ReaderPool,
         clock_ns: Callable[[], int],
         emit: Emit,
+        absent: frozenset[str] = frozenset(),
     ) -> None:
         self._layout = layout
+        self._absent = absent
         self._policies = policies
         self._page_bytes = {pool.name: memory.page_bytes(pool.name) for pool in layout.pools}
         self._readers = readers
@@ -84,7 +86,7 @@ class Transfers:
         self._emit = emit
         self._claimed: deque[Job] = deque()  # by time of claim, for lost reads
         self._asked: deque[Job] = deque()  # queries by time of issue
-        self._required = tuple(pool.name for pool in layout.required(policies.degrade))
+        self._required = tuple(pool.name for pool in layout.required(policies.degrade) if pool.name not in absent)
         self.of: dict[int, Transfer] = {}
         self.dirty: set[int] = set()  # what may have something new to say or to settle; never iterated unsorted
         self.lost_reads = 0
@@ -120,13 +122,22 @@ class Transfers:
                 for pool in group:
                     wlo, whi = pool.window(shared.start_page, shared.plan_page)
                     plo, phi = max(batch[0], wlo), min(batch[1], whi)
-                    if plo < phi and pool.name not in shared.left_out:
+                    if plo < phi and pool.name not in shared.left_out and pool.name not in self._absent:
                         slots = transfer.slots_of(owner, plo, phi)
                         parts.append(Part(pool.name, (plo, phi), transfer.keys[plo:phi], slots))
-                jobs.append(Job(shared.id, owner, batch, tuple(parts)))
+                if parts:
+                    jobs.append(Job(shared.id, owner, batch, tuple(parts)))
+        self._land_absent(transfer)
         transfer.jobs = jobs
         self._readers.queue.put(jobs)
         self._note_progress(transfer)
+
+    def _land_absent(self, transfer: Transfer) -> None:
+        """Count what this rank has no shard of as landed whole: the neutral value of a MIN."""
+        shared = transfer.local.shared
+        for name in sorted(self._absent - set(shared.left_out)):
+            lo, hi = self._layout.pool(name).window(shared.start_page, shared.plan_page)
+            self._emit(PagesLanded(shared.id, name, (lo, hi), 0))
 
     # --- notes ---------------------------------------------------------------------------------------------------------
 
@@ -178,9 +189,11 @@ class Transfers:
         if present is None:
             self._no_answer(transfer)
             return
+        leading = {pool: coverage.leading_run(flags) for pool, flags in present.items()}
+        for pool in self._absent:  # no shard here: nothing of it can be missing
+            present[pool] = np.ones(span_pages, dtype=np.bool_)
         lengths = coverage.restorable(self._layout, self._policies.degrade, present)
         hit_pages = coverage.longest(lengths, 0)
-        leading = {pool: coverage.leading_run(flags) for pool, flags in present.items()}
         self._resolve(transfer, lengths, leading, coverage.miss_reason(present, hit_pages, self._policies.threshold_pages))
 
     def _no_answer(self, transfer: Transfer) -> None:

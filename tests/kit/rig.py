@@ -40,6 +40,7 @@ class Rig:
         clock: Clock | None = None,
         frozen: bool = False,
         policies: Sequence[Policies] | None = None,
+        absent: Sequence[Sequence[str]] | None = None,
         **settings: Any,
     ) -> None:
         self.layout = preset(layout, draft=draft) if isinstance(layout, str) else layout
@@ -71,6 +72,7 @@ class Rig:
                 readers=readers,
                 force_round=force_round,
                 clock_ns=None if frozen else self.clock,
+                absent=absent[rank] if absent else (),
             )
 
         built = in_threads(build, ranks)

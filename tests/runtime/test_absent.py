@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
 from kit.rig import Rig
 
 from lifecycle import events as ev

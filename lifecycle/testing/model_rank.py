@@ -15,45 +15,23 @@ from lifecycle.coverage import Flags
 from lifecycle.local import UNKNOWN, Local
 from lifecycle.prefetch import Prefetch
 from lifecycle.reasons import ReadCode, Reason
-from lifecycle.replica import Replica, RequestState
 from lifecycle.rows import Report
 from lifecycle.states import State
+from lifecycle.testing.model_copy import (
+    CLAIMED,
+    ENDED,
+    LOST,
+    QUEUED,
+    Job,
+    Reads,
+    clone_book,
+    clone_reads,
+    local_key,
+    prefetch_key,
+)
 from lifecycle.testing.model_scope import Scope
-from lifecycle.votes import Progress
 
-QUEUED, CLAIMED, ENDED, LOST = range(4)
 _LATE_NS = 1 << 60
-
-
-class Job:
-    """A read of one own pool's pages and of what rides on it; `answered` parts of it are in."""
-
-    __slots__ = ("answered", "owner", "pages", "parts", "status")
-
-    def __init__(self, owner: str, pages: r.Range, parts: tuple[tuple[str, r.Range], ...]) -> None:
-        self.owner, self.pages, self.parts = owner, pages, parts
-        self.status, self.answered = QUEUED, 0
-
-    def facts(self) -> tuple[object, ...]:
-        """Return what can differ."""
-        return self.owner, self.pages, self.status, self.answered
-
-
-class Reads:
-    """What the edge of one rank knows of one prefetch."""
-
-    __slots__ = ("jobs", "lengths", "progress")
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self.progress = Progress(0)
-        self.lengths: Flags | None = None
-
-    def facts(self) -> tuple[object, ...]:
-        """Return everything, for hashing."""
-        p = self.progress
-        lengths = None if self.lengths is None else self.lengths.tobytes()
-        return tuple(job.facts() for job in self.jobs), p.started_ns, p.all_answered, p.reserve_failed, lengths
 
 
 class ModelRank:
@@ -74,9 +52,9 @@ class ModelRank:
     def clone(self) -> "ModelRank":
         """Return a copy that shares nothing that changes."""
         other = copy.copy(self)
-        other.book = _clone_book(self.book)
+        other.book = clone_book(self.book)
         other.tree = dict(self.tree)
-        other.reads = {id_: _clone_reads(reads) for id_, reads in self.reads.items()}
+        other.reads = {id_: clone_reads(reads) for id_, reads in self.reads.items()}
         return other
 
     def key(self) -> int:
@@ -86,7 +64,7 @@ class ModelRank:
         return hash(
             (
                 tuple(prefetch_key(p) for p in replica.in_flight.values()),
-                tuple(_local_key(local) for local in book.local.values()),
+                tuple(local_key(local) for local in book.local.values()),
                 tuple((id_, reads.facts()) for id_, reads in self.reads.items()),
                 tuple(replica.quarantined_pages.values()),
                 tuple(sorted(self.tree.items())),
@@ -323,60 +301,3 @@ class ModelRank:
         """Say whether the query may still be answered to some effect."""
         local = self.book.local[id_]
         return local.shared.state is State.ISSUED and local.hit_page == UNKNOWN
-
-
-def prefetch_key(p: Prefetch) -> tuple[object, ...]:
-    """Return the replicated facts of a prefetch that can differ, for hashing."""
-    return (
-        p.id, p.state, p.moves, p.hit_page, p.plan_page, p.ceiling_page, tuple(p.reserved.items()), p.left_out,
-        tuple(p.agreed.items()), p.usable_page, tuple(p.taken.items()), p.dropped, p.reason, p.closed,
-    )  # fmt: skip
-
-
-def _local_key(local: Local) -> tuple[object, ...]:
-    o = local.obligations
-    return (
-        local.wanted, local.hit_page, local.miss, tuple(local.landed.items()), tuple(local.failed.items()), local.lost_required,
-        None if local.frozen is None else tuple(local.frozen.items()), local.settled, o.anchor, o.tokens, o.credit,
-        o.resident_lock, tuple(o.pages.items()), tuple((pool, tuple(out)) for pool, out in o.claimed.items()),
-        tuple(o.lost.items()), tuple(o.late.items()),
-    )  # fmt: skip
-
-
-def _clone_reads(reads: Reads) -> Reads:
-    other = copy.copy(reads)
-    other.jobs = [copy.copy(job) for job in reads.jobs]
-    other.progress = copy.copy(reads.progress)
-    return other
-
-
-def _clone_book(book: Book) -> Book:
-    other = copy.copy(book)
-    other.replica = _clone_replica(book.replica)
-    for name in ("held_pages", "resident_pages", "quarantined_pages", "tainted_pages"):
-        setattr(other, name, dict(getattr(book, name)))
-    other.local = {}
-    for id_, local in book.local.items():
-        twin = copy.copy(local)
-        # A prefetch that is closed on this rank alone is no longer in the replica.
-        twin.shared = other.replica.in_flight.get(id_) or copy.copy(local.shared)
-        twin.landed, twin.failed = dict(local.landed), dict(local.failed)
-        o = twin.obligations = copy.copy(local.obligations)
-        o.pages, o.lost, o.late, o.history = dict(o.pages), dict(o.lost), dict(o.late), {}
-        o.claimed = {pool: list(out) for pool, out in o.claimed.items()}
-        other.local[id_] = twin
-    return other
-
-
-def _clone_replica(replica: Replica) -> Replica:
-    other = copy.copy(replica)
-    other.in_flight = {id_: copy.copy(prefetch) for id_, prefetch in replica.in_flight.items()}
-    other._ids = list(replica._ids)
-    other.requests = {
-        name: RequestState(s.attempt, s.prefetch, s.issued, s.loaded_tokens, s.taken) for name, s in replica.requests.items()
-    }
-    for name in ("reserved_pages", "resident_pages", "quarantined_pages"):
-        setattr(other, name, dict(getattr(replica, name)))
-    other.recent = replica.recent.copy()
-    other.recent.clear()
-    return other

@@ -15,7 +15,8 @@ from lifecycle.policies import BestEffort, Timeout
 from lifecycle.reasons import Reason
 from lifecycle.rows import Report
 from lifecycle.states import State
-from lifecycle.testing.model_rank import QUEUED, ModelRank
+from lifecycle.testing.model_copy import QUEUED
+from lifecycle.testing.model_rank import ModelRank
 from lifecycle.testing.model_scope import Scope
 
 Row = tuple[int, int, Report]  # id, moves at launch, the agreed report

@@ -2,8 +2,10 @@
 
 import argparse
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,6 +40,8 @@ class Options:
     seed: int
     json: Path | None
     slow_rank: tuple[int, float] | None  # a rank and how long each answer of its store takes, in seconds
+    metrics: int | None  # the port of rank 0; rank r serves at this + r
+    metrics_hold: float  # how long each rank waits for a last scrape, in seconds
 
     def policies(self) -> Policies:
         """Return the policies of the run: the defaults, or with faults limits short enough to be reached."""
@@ -103,6 +107,8 @@ def parse_options(argv: Sequence[str]) -> Options:
             seed=given.seed,
             json=given.json,
             slow_rank=_slow_rank(given.slow_rank),
+            metrics=given.metrics,
+            metrics_hold=given.metrics_hold,
         )
         _check(options)
     except LifecycleError as error:
@@ -116,11 +122,25 @@ def check_places(options: Options) -> list[Request]:
     open_page_store(options.store, options.pool_bytes(), options.namespace(), shard(0, options.ranks)).close()
     for rank in range(options.ranks):
         open_event_log(options.events, rank).close()
+    if options.metrics is not None:
+        _check_ports(range(options.metrics, options.metrics + options.ranks))
     if options.json is not None:
         folder = options.json.absolute().parent
         if not folder.is_dir() or not os.access(folder, os.W_OK) or options.json.is_dir():
             raise ConfigError(f"cannot write {options.json}: need a file in a folder that can be written")
     return requests
+
+
+def _check_ports(ports: range) -> None:
+    if find_spec("prometheus_client") is None:
+        raise ConfigError("cannot serve metrics: prometheus-client is missing (pip install 'prefetch-lifecycle[metrics]')")
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                raise ConfigError(f"cannot serve metrics at port {port}: {error.strerror} (use another --metrics)") from error
 
 
 def refuse(error: LifecycleError | TraceError) -> NoReturn:
@@ -161,6 +181,11 @@ def _parser() -> _Parser:
     add("--faults", type=float, default=0.0, metavar="RATE", help="how often the store fails, 0 to 1 (default %(default)s)")
     add("--seed", type=int, default=0, metavar="S", help="of the trace made up and of the faults (default %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write what was counted as one JSON object")
+    add("--metrics", type=int, metavar="PORT", help="serve Prometheus metrics on 127.0.0.1: rank R at PORT + R")
+    add(
+        "--metrics-hold", type=float, default=0.0, metavar="SECONDS",
+        help="at the end, let each rank wait up to so long for one last scrape (default %(default)s)",
+    )  # fmt: skip
     add("--slow-rank", metavar="R:SECONDS", help="let every answer of the store of rank R take so long")
     return parser
 
@@ -186,6 +211,8 @@ def _check(options: Options) -> None:
         ("--page-bytes", options.page_bytes, 1, _MOST_PAGE_BYTES),
         ("--host-pages", options.host_pages, 1, 1 << 30),
         ("--faults", options.faults, 0, 1),
+        ("--metrics", options.metrics, 1, 65_536 - options.ranks),
+        ("--metrics-hold", options.metrics_hold, 0, 3600),
     ):
         if value is not None and not least <= value <= most:
             raise ConfigError(f"cannot use {name} {value}: need {least} to {most}")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import torch
@@ -29,6 +30,9 @@ from stores.host import TorchHostMemory
 from stores.pages import open_page_store
 from stores.prefix import RadixIndex
 
+if TYPE_CHECKING:
+    from loop_metrics import RankMetrics
+
 _FAULTS = FaultMix(never=1 / 25, query_never=1 / 25)  # often enough that a run of 200 requests sees lost reads
 Say = Callable[[int], None]
 
@@ -51,6 +55,9 @@ def run_rank(options: Options, requests: Sequence[Request], rank: int, folder: P
     memory = TorchHostMemory(layout, capacity, page_bytes)
     index = RadixIndex(layout, policies.degrade)
     events = open_event_log(options.events, rank)
+    metrics = _metrics(options, rank)
+    if metrics is not None:
+        events = metrics.observe(events)
     transport: Transport | None = TorchTransport() if options.ranks > 1 else None
     coordinator = Coordinator(
         layout, policies, options.page_size,
@@ -93,9 +100,20 @@ def run_rank(options: Options, requests: Sequence[Request], rank: int, folder: P
         wall_s=time.monotonic() - started,
         write_back_blocked_s=write_back.blocked_s,
     )  # fmt: skip
+    if metrics is not None:
+        metrics.hold(options.metrics_hold)
+        metrics.close()
     events.close()
     store.close()
     return report
+
+
+def _metrics(options: Options, rank: int) -> "RankMetrics | None":
+    if options.metrics is None:
+        return None
+    from loop_metrics import RankMetrics  # prometheus-client is optional
+
+    return RankMetrics(options.metrics + rank)
 
 
 def _leaked(memory: TorchHostMemory, index: RadixIndex, pool: str) -> int:

@@ -6,6 +6,7 @@ Importing this module imports nothing of Mooncake: that happens when a client is
 import importlib
 import os
 import socket
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from lifecycle.errors import ConfigError, StoreError
@@ -48,12 +49,12 @@ class Engine(Protocol):
         """Undo `register_buffer`."""
 
     def batch_get_into_multi_buffers(
-        self, keys: list[str], all_buffer_ptrs: list[list[int]], all_sizes: list[list[int]]
+        self, keys: list[str], all_buffer_ptrs: Sequence[Sequence[int]], all_sizes: Sequence[Sequence[int]]
     ) -> list[int]:
         """Read each object into its buffers, one behind the other; the bytes read, or a code."""
 
     def batch_put_from_multi_buffers(
-        self, keys: list[str], all_buffer_ptrs: list[list[int]], all_sizes: list[list[int]]
+        self, keys: list[str], all_buffer_ptrs: Sequence[Sequence[int]], all_sizes: Sequence[Sequence[int]]
     ) -> list[int]:
         """Write each object from its buffers. 0 also where an object of that key is there already: it stays as it is."""
 

@@ -39,8 +39,8 @@ class PoolPages:
         self.nbytes = nbytes
         self.sizes = [HEADER_BYTES, nbytes]
         self._verify = verify
-        self._ok: Answer = (PageResult(nbytes), "ok")
-        self._fixed = np.frombuffer(self.header.pack("00" * 32, 0), np.uint8)[:_KEY_AT]
+        self.ok: Answer = (PageResult(nbytes), "ok")
+        self._fixed = self.header.pack("00" * 32, 0)[:_KEY_AT]
 
     def names(self, keys: Sequence[str]) -> list[str]:
         """Return the names of the objects."""
@@ -48,36 +48,34 @@ class PoolPages:
         return [prefix + key for key in keys]
 
     def judge(
-        self, codes: Sequence[int], keys: Sequence[str], heads: NDArray[np.uint8], buffers: Sequence[memoryview]
+        self, codes: list[int], keys: Sequence[str], heads: NDArray[np.uint8], buffers: Sequence[memoryview]
     ) -> list[Answer]:
         """Return an answer per key, from what the engine returned and what lies in headers and buffers now."""
         count = len(keys)
         if len(codes) != count:
             return [BAD_RESULT] * count
         whole = HEADER_BYTES + self.nbytes
-        known = [False] * count
-        if not self._verify and all(code == whole for code in codes):  # all headers at once: all that is looked at
-            wanted = np.frombuffer(bytes.fromhex("".join(keys)), np.uint8).reshape(count, 32)
-            same = (heads[:count, :_KEY_AT] == self._fixed).all(axis=1)
-            same &= (heads[:count, _KEY_AT : _KEY_AT + 32] == wanted).all(axis=1)
-            known = same.tolist()
-            if all(known):
-                return [self._ok] * count
+        if not self._verify and codes.count(whole) == count and self._all_known(keys, heads[:count]):
+            return [self.ok] * count
         return [
-            self._page(code, whole, key, heads[row], buffers[row], known[row])
+            self._page(code, whole, key, heads[row], buffers[row])
             for row, (code, key) in enumerate(zip(codes, keys, strict=True))
         ]
 
-    def _page(self, code: int, whole: int, key: str, head: NDArray[np.uint8], buffer: memoryview, known: bool) -> Answer:
+    def _all_known(self, keys: Sequence[str], heads: NDArray[np.uint8]) -> bool:
+        """Compare all headers at once, but for their checksums, which say nothing about what is asked for."""
+        if heads[:, :_KEY_AT].tobytes() != self._fixed * len(keys):
+            return False
+        return heads[:, _KEY_AT : _KEY_AT + 32].tobytes() == bytes.fromhex("".join(keys))
+
+    def _page(self, code: int, whole: int, key: str, head: NDArray[np.uint8], buffer: memoryview) -> Answer:
         if code != whole:
             return self._not_whole(code, whole)
-        if known and not self._verify:
-            return self._ok
         checksum, wrong = self.header.check(bytearray(head.data), key)
         if wrong is not None:
             return PageResult(0, ReadCode.CORRUPT), f"corrupt.{wrong}"
         if not self._verify:
-            return self._ok
+            return self.ok
         if xxhash.xxh3_64_intdigest(buffer) != checksum:
             return PageResult(0, ReadCode.CORRUPT), "corrupt.payload"
         return PageResult(self.nbytes, None, checksum), "ok"

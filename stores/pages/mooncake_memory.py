@@ -1,6 +1,8 @@
 """Memory that the transport may touch: what was registered, where a buffer lies, and blocks for headers and detours."""
 
+import ctypes
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,9 +15,13 @@ from stores.pages.mooncake_engine import Engine
 Bytes = NDArray[np.uint8]
 
 
-def address_of(buffer: memoryview) -> int:
-    """Return where a contiguous buffer begins, without copying it."""
-    return int(np.frombuffer(buffer, np.uint8).__array_interface__["data"][0])
+def addresses_of(buffers: Sequence[memoryview]) -> list[int]:
+    """Return where contiguous buffers begin, without copying them."""
+    address, writable = ctypes.addressof, ctypes.c_char.from_buffer
+    try:
+        return [address(writable(buffer)) for buffer in buffers]
+    except TypeError:  # constants: 20 times slower
+        return [int(np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]) for buffer in buffers]
 
 
 class Regions:
@@ -42,14 +48,16 @@ class Regions:
             self._kept[start] = flat
             self._bounds = _bounds(self._kept)
 
-    def cover(self, addresses: Sequence[int], nbytes: int) -> NDArray[np.bool_]:
+    def cover(self, addresses: Sequence[int], nbytes: int) -> list[bool]:
         """Say for each address whether `nbytes` from there on lie in one region."""
         starts, stops = self._bounds  # read without the lock: replaced as a whole
-        given = np.asarray(addresses, np.int64)
-        if not len(starts):
-            return np.zeros(len(given), np.bool_)
-        place = np.searchsorted(starts, given, side="right") - 1
-        return np.asarray((place >= 0) & (given + nbytes <= stops[place]), np.bool_)
+        if not starts or not addresses:
+            return [False] * len(addresses)
+        place = bisect_right(starts, min(addresses)) - 1
+        if place >= 0 and max(addresses) + nbytes <= stops[place]:  # all in one region, the usual case
+            return [True] * len(addresses)
+        places = [bisect_right(starts, address) - 1 for address in addresses]
+        return [place >= 0 and address + nbytes <= stops[place] for place, address in zip(places, addresses, strict=True)]
 
     def close(self) -> None:
         """Undo every registration; the memory may be freed afterwards."""
@@ -60,9 +68,9 @@ class Regions:
             self._bounds = _bounds({})
 
 
-def _bounds(kept: dict[int, Bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    starts = np.array(sorted(kept), np.int64)
-    return starts, starts + np.array([kept[start].nbytes for start in starts.tolist()], np.int64)
+def _bounds(kept: dict[int, Bytes]) -> tuple[list[int], list[int]]:
+    starts = sorted(kept)
+    return starts, [start + kept[start].nbytes for start in starts]
 
 
 class Blocks:
@@ -72,28 +80,32 @@ class Blocks:
         self.rows, self.row_bytes = rows, row_bytes
         self._regions = regions
         self._lock = threading.Lock()
-        self._free: list[Bytes] = []
+        self._free: list[tuple[Bytes, Sequence[int]]] = []
         self.made = self.taken = 0
 
     @contextmanager
     def take(self) -> Iterator[tuple[Bytes, Sequence[int]]]:
         """Lend a block of shape [rows, row_bytes] and the addresses of its rows."""
         with self._lock:
-            block = self._free.pop() if self._free else None
-            self.taken += block is not None
-        if block is None:
-            block = np.zeros((self.rows, self.row_bytes), np.uint8)
-            self._regions.add(block)
-            with self._lock:
-                self.made += 1
-                self.taken += 1
+            lent = self._free.pop() if self._free else None
+            self.taken += lent is not None
+        if lent is None:
+            lent = self._make()
         try:
-            first = int(block.__array_interface__["data"][0])
-            yield block, range(first, first + block.nbytes, self.row_bytes)
+            yield lent
         finally:
             with self._lock:
                 self.taken -= 1
-                self._free.append(block)
+                self._free.append(lent)
+
+    def _make(self) -> tuple[Bytes, Sequence[int]]:
+        block = np.zeros((self.rows, self.row_bytes), np.uint8)
+        self._regions.add(block)
+        with self._lock:
+            self.made += 1
+            self.taken += 1
+        first = int(block.__array_interface__["data"][0])
+        return block, range(first, first + block.nbytes, self.row_bytes)
 
     def faults(self) -> list[str]:
         """Return what does not add up."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stores.pages.header import HEADER_BYTES
 from stores.pages.mooncake_engine import MAX_KEYS, Engine
 from stores.pages.mooncake_judge import Answer, PoolPages
-from stores.pages.mooncake_memory import Blocks, Regions, address_of
+from stores.pages.mooncake_memory import Blocks, Regions, addresses_of
 
 _DETOUR_BYTES = 4 << 20
 
@@ -46,8 +46,11 @@ class Transfer:
 
     def batches(self, pages: PoolPages, keys: Sequence[str], buffers: Sequence[memoryview]) -> Iterator[Batch]:
         """Cut a request so that each part fits one call and one block of the detour."""
-        addresses = [address_of(buffer) for buffer in buffers]
-        inside = self.regions.cover(addresses, pages.nbytes).tolist()
+        addresses = addresses_of(buffers)
+        inside = self.regions.cover(addresses, pages.nbytes)
+        if 0 < len(inside) <= MAX_KEYS and all(inside):  # the usual case
+            yield Batch(pages, keys, buffers, addresses, inside)
+            return
         start = outside = 0
         for place, is_inside in enumerate(inside):
             if place - start == MAX_KEYS or (not is_inside and outside == self._detours.rows):
@@ -76,7 +79,7 @@ class Transfer:
 
     def _fetch(self, batch: Batch, names: list[str], addresses: Sequence[int]) -> tuple[list[int], list[Answer]]:
         with self._headers.take() as (heads, rows):
-            pointers = [[head, address] for head, address in zip(rows, addresses, strict=False)]
+            pointers = list(zip(rows, addresses, strict=False))
             codes = self._engine.batch_get_into_multi_buffers(names, pointers, [batch.pages.sizes] * len(names))
             return codes, batch.pages.judge(codes, batch.keys, heads, batch.buffers)
 
@@ -97,7 +100,7 @@ class Transfer:
         with self._headers.take() as (heads, rows):
             for row, (key, checksum) in enumerate(zip(batch.keys, checksums, strict=True)):
                 heads[row] = np.frombuffer(batch.pages.header.pack(key, checksum), np.uint8)
-            pointers = [[head, address] for head, address in zip(rows, addresses, strict=False)]
+            pointers = list(zip(rows, addresses, strict=False))
             return self._engine.batch_put_from_multi_buffers(names, pointers, [batch.pages.sizes] * len(names))
 
     def register(self, region: NDArray[np.generic]) -> None:

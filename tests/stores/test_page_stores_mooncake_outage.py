@@ -21,6 +21,7 @@ from stores.events import open_event_log
 from stores.host import TorchHostMemory
 from stores.pages import MooncakePageStore, register_host_memory
 from stores.prefix import RadixIndex
+from stores.prefix_match import RadixAnchor
 
 REASON = mooncake_master.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
@@ -51,16 +52,17 @@ class Engine:
         self.pages: Counter[str] = Counter()
         self.requests = 0
 
-    def issue(self, prompt: KeyChain) -> str:
-        """Begin a request."""
+    def issue(self, prompt: KeyChain) -> tuple[str, KeyChain, RadixAnchor]:
+        """Begin a request; what L2 holds of it stays until it is served."""
         self.requests += 1
         request = f"r{self.requests}"
-        match = self.index.match(prompt, self.coordinator.tick_number)
-        assert not isinstance(self.coordinator.issue(request, 0, prompt, match.anchor), Declined) or match.pages == PROMPT_PAGES
-        return request
+        anchor = self.index.match(prompt, self.coordinator.tick_number).anchor
+        self.index.lock(anchor)
+        assert not isinstance(self.coordinator.issue(request, 0, prompt, anchor), Declined) or anchor.pages == PROMPT_PAGES
+        return request, prompt, anchor
 
-    def serve(self, request: str, prompt: KeyChain) -> None:
-        """Wait for its prefetch, read what it is served, drop it from L2 and forget it."""
+    def serve(self, request: str, prompt: KeyChain, held: RadixAnchor) -> None:
+        """Wait for its prefetch, read what it is served, and forget it."""
         deadline = time.monotonic() + PATIENCE_S
         while not self.coordinator.ready(request):
             self.coordinator.tick()
@@ -68,6 +70,7 @@ class Engine:
         match = self.index.match(prompt, self.coordinator.tick_number)
         for key, buffer in zip(prompt, self.memory.buffers("kv", match.slots("kv")), strict=False):
             self.pages["garbled" if bytes(buffer) != page_of(key) else "served"] += 1
+        self.index.unlock(held)
         self.coordinator.finish(request)
 
     def run(self, kill: mooncake_master.Master | None = None) -> int:
@@ -75,13 +78,13 @@ class Engine:
         before = self.pages["served"]
         for first in range(0, len(self.prompts), LOAD):
             read = self.store.stats().get("read.ok", 0)
-            load = [(self.issue(prompt), prompt) for prompt in self.prompts[first : first + LOAD]]
+            load = [self.issue(prompt) for prompt in self.prompts[first : first + LOAD]]
             if kill is not None and first == LOAD:
                 while self.store.stats().get("read.ok", 0) == read:
                     self.coordinator.tick()
                 kill.kill()
-            for request, prompt in load:
-                self.serve(request, prompt)
+            for request, prompt, held in load:
+                self.serve(request, prompt, held)
         return self.pages["served"] - before
 
     def write_all(self) -> bool:

@@ -1,7 +1,9 @@
 """Prometheus metrics: every hit token ends in one place, labels are bounded, nothing is kept of what is closed."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -317,6 +319,22 @@ def test_names_are_those_that_sglang_users_know(rig_of: RigOf) -> None:
     names = {family.name for family in registry.collect()}
     theirs = {"prefetched_tokens", "storage_prefetch_hit_tokens", "storage_prefetch_unfulfilled_tokens", "prefetch_pgs"}
     assert {f"sglang:{name}" for name in theirs | {"prefetch_bandwidth"}} <= names
+
+
+def test_the_readme_names_every_family() -> None:
+    """The README's paragraph on metrics lists all of them with their labels, and nothing that is not there."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (paragraph,) = re.findall(r"^\*\*Metrics\.\*\* (.*?)\n\n", text, re.DOTALL | re.MULTILINE)
+    listed = dict(re.findall(r"`((?:storage_)?prefetch\w*_\w+)(?:{([\w,]+)})?`", paragraph))
+    observer = PrometheusObserver(CollectorRegistry())
+    made = {}
+    for family in observer._families:
+        (described,) = family.describe()
+        name = described.name.removeprefix("lifecycle:") + ("_total" if described.type == "counter" else "")
+        made[name] = ",".join(label for label in family._labelnames if label != "rank")
+    mentioned = {name: labels for name, labels in listed.items() if labels}
+    assert listed.keys() == made.keys()
+    assert mentioned == {name: labels for name, labels in made.items() if labels}
 
 
 def test_labels_are_bounded_and_hold_no_request(rig_of: RigOf) -> None:

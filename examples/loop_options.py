@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+
 from lifecycle.errors import ConfigError, LifecycleError
 from lifecycle.keys import KeyChain, Namespace, page_keys
 from lifecycle.layout import PRESETS, Layout, TrailingPages, preset
@@ -40,18 +42,25 @@ class Options:
     seed: int
     json: Path | None
     slow_rank: tuple[int, float] | None  # a rank and how long each answer of its store takes, in seconds
+    lag: int  # ticks between the launch of a round and its use
+    device: str  # where served pages are compared: cpu or cuda
     metrics: int | None  # the port of rank 0; rank r serves at this + r
     metrics_hold: float  # how long each rank waits for a last scrape, in seconds
 
     def policies(self) -> Policies:
         """Return the policies of the run: the defaults, or with faults limits short enough to be reached."""
         stop = stop_policy(self.stop_policy)
+        lag = self.lag
         limit_tokens = max(Policies().limit_tokens, self.page_size)
         if not self.faults:
-            return Policies(stop=stop, limit_tokens=limit_tokens)
+            return Policies(stop=stop, limit_tokens=limit_tokens, lag_ticks=lag)
         if isinstance(stop, Timeout):
             stop = Timeout(base_s=0.25, per_ki_token_s=0.01, max_s=2.0)
-        return Policies(stop=stop, limit_tokens=limit_tokens, lost_read_s=0.6, max_lost_reads=1000)
+        return Policies(stop=stop, limit_tokens=limit_tokens, lost_read_s=0.6, max_lost_reads=1000, lag_ticks=lag)
+
+    def device_of(self, rank: int) -> str | None:
+        """Return the device that a rank's served pages are copied to, or None to compare them where they lie."""
+        return f"cuda:{rank % torch.cuda.device_count()}" if self.device == "cuda" else None
 
     def namespace(self) -> Namespace:
         """Return what the pages of this run share with those of no other model, page size or layout."""
@@ -107,6 +116,8 @@ def parse_options(argv: Sequence[str]) -> Options:
             seed=given.seed,
             json=given.json,
             slow_rank=_slow_rank(given.slow_rank),
+            lag=given.lag,
+            device=given.device,
             metrics=given.metrics,
             metrics_hold=given.metrics_hold,
         )
@@ -175,12 +186,14 @@ def _parser() -> _Parser:
     add("--page-bytes", type=int, default=4096, metavar="N", help="bytes of a kv page (default %(default)s)")
     add("--host-pages", type=int, metavar="N", help="kv pages of host memory (default: so few that eviction never stops)")
     add("--layout", default="dsa", help=f"{', '.join(PRESETS)} (default %(default)s)")
-    add("--store", default="memory", help="L3: memory or file:DIR (default %(default)s)")
+    add("--store", default="memory", help="L3: memory, file:DIR or mooncake:HOST:PORT (default %(default)s)")
     add("--events", default="memory", help="event logs: memory, jsonl:DIR or sqlite:DIR (default %(default)s)")
     add("--stop-policy", default="timeout", help=f"{', '.join(STOP_POLICIES)} (default %(default)s)")
     add("--faults", type=float, default=0.0, metavar="RATE", help="how often the store fails, 0 to 1 (default %(default)s)")
     add("--seed", type=int, default=0, metavar="S", help="of the trace made up and of the faults (default %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write what was counted as one JSON object")
+    add("--lag", type=int, default=0, metavar="TICKS", help="a round is used so many ticks after its launch (default 0)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: pin host memory, compare served pages on the GPU")
     add("--metrics", type=int, metavar="PORT", help="serve Prometheus metrics on 127.0.0.1: rank R at PORT + R")
     add(
         "--metrics-hold", type=float, default=0.0, metavar="SECONDS",
@@ -218,4 +231,6 @@ def _check(options: Options) -> None:
             raise ConfigError(f"cannot use {name} {value}: need {least} to {most}")
     if options.slow_rank is not None and not 0 <= options.slow_rank[0] < options.ranks:
         raise ConfigError(f"cannot slow rank {options.slow_rank[0]} down: there are ranks 0 to {options.ranks - 1}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("cannot use --device cuda: this machine has no CUDA device (leave the option out)")
     options.policies()

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 import structlog
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lifecycle.codec import encode
 from lifecycle.errors import IntegrityError
 from lifecycle.runtime.coordinator import Coordinator
+from lifecycle.runtime.cuda import CudaTransport
 from lifecycle.runtime.ports import EventLog, PageStore
 from lifecycle.runtime.transport import TorchTransport, Transport
 from lifecycle.testing.faulty_store import FaultMix, FaultyStore
+from loop_compare import comparing
 from loop_faults import SlowStore, Upsets
 from loop_options import Options, shard
 from loop_report import RankReport
@@ -27,7 +30,7 @@ from loop_trace import Request
 from loop_write_back import WriteBack
 from stores.events import open_event_log
 from stores.host import TorchHostMemory
-from stores.pages import open_page_store
+from stores.pages import open_page_store, register_host_memory
 from stores.prefix import RadixIndex
 
 if TYPE_CHECKING:
@@ -48,25 +51,36 @@ def run_rank(options: Options, requests: Sequence[Request], rank: int, folder: P
     layout, policies = options.layout, options.policies()
     page_bytes, capacity = options.pool_bytes(), options.capacity_pages(requests)
     store = open_page_store(options.store, page_bytes, options.namespace(), shard(rank, options.ranks))
+    memory = TorchHostMemory(layout, capacity, page_bytes)
+    register_host_memory(store, [memory.views(pool.name) for pool in layout.pools])  # for zero copy, where a store can
     if options.slow_rank is not None and options.slow_rank[0] == rank:
         store = SlowStore(store, options.slow_rank[1])
     faulty = FaultyStore(store, options.faults, options.seed, rank, _FAULTS) if options.faults else None
     store = faulty or store
-    memory = TorchHostMemory(layout, capacity, page_bytes)
     index = RadixIndex(layout, policies.degrade)
     events = open_event_log(options.events, rank)
     metrics = _metrics(options, rank)
     if metrics is not None:
         events = metrics.observe(events)
-    transport: Transport | None = TorchTransport() if options.ranks > 1 else None
     coordinator = Coordinator(
         layout, policies, options.page_size,
-        store=store, memory=memory, index=index, events=events, transport=transport, run=run,
+        store=store, memory=memory, index=index, events=events, transport=_transport(options, rank), run=run,
     )  # fmt: skip
     write_back = WriteBack(store, layout, page_bytes, rank)
     upsets = Upsets(min(1.0, 2 * options.faults), options.seed)
     scheduler = Scheduler(
-        layout, policies, options.page_size, coordinator, index, memory, write_back, requests, options.keys, rank, upsets
+        layout,
+        policies,
+        options.page_size,
+        coordinator,
+        index,
+        memory,
+        write_back,
+        requests,
+        options.keys,
+        rank,
+        upsets,
+        comparing(memory, rank, options.device_of(rank)),
     )
 
     with _progress(len(requests), rank) as say:
@@ -106,6 +120,17 @@ def run_rank(options: Options, requests: Sequence[Request], rank: int, folder: P
     events.close()
     store.close()
     return report
+
+
+def _transport(options: Options, rank: int) -> Transport | None:
+    """Return the round's transport: NCCL where each rank has a GPU of its own, else Gloo; none with one rank."""
+    if options.ranks == 1:
+        return None
+    device = options.device_of(rank)
+    if device is None or torch.cuda.device_count() < options.ranks:
+        return TorchTransport()
+    torch.cuda.set_device(device)
+    return CudaTransport(dist.new_group(backend="nccl"), device=device)
 
 
 def _metrics(options: Options, rank: int) -> "RankMetrics | None":

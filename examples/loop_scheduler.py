@@ -19,9 +19,10 @@ from lifecycle.ranges import Range
 from lifecycle.reasons import Reason
 from lifecycle.runtime.coordinator import Coordinator
 from lifecycle.runtime.ports import SlotArray
+from loop_compare import Compare
 from loop_faults import Upset, Upsets
 from loop_options import MAX_RUNNING, MAX_WAITING
-from loop_pages import differs, fill
+from loop_pages import fill
 from loop_trace import Request
 from loop_write_back import WriteBack
 from stores.host import TorchHostMemory
@@ -70,12 +71,14 @@ class Scheduler:
         keys_of: Callable[[Request], KeyChain],
         rank: int,
         upsets: Upsets,
+        compare: Compare,
     ) -> None:
         self._pools = layout.required(policies.degrade)
         self._drain_s = policies.lost_read_s + DRAIN_S
         self._page_size = page_size
         self._coordinator, self._index, self._memory = coordinator, index, memory
         self._write_back, self._keys_of, self._rank, self._upsets = write_back, keys_of, rank, upsets
+        self._compare = compare
         self._arrivals = deque(requests)
         self._waiting: list[Job] = []
         self._running: list[Job] = []
@@ -172,8 +175,7 @@ class Scheduler:
         for pool in self._pools:
             lo, hi = pool.window(0, match.pages)
             slots = match.slots(pool.name, lo, hi)
-            for page, buffer in zip(range(lo, hi), self._memory.buffers(pool.name, slots), strict=True):
-                self.pages["garbled"] += differs(buffer, keys[page], pool.name, self._rank)
+            self.pages["garbled"] += self._compare(pool.name, keys[lo:hi], slots)
             read += hi - lo
         return read
 

@@ -79,7 +79,8 @@ class ObservedEventLog:
             first, skipped = self._skipped or (batch[0], 0)
             self._skipped = first, skipped + len(batch)
             return
-        self._hand_over([*self._losses(batch[0]), *batch])
+        losses = self._losses(batch[0])
+        self._hand_over([*losses, *batch] if losses else batch)
 
     def records(self) -> Iterable[Record]:
         """Return what the inner log kept, in order."""

@@ -231,7 +231,10 @@ class Coordinator:
         return self._rank.agreement.collectives
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is in flight and what it waits for, as plain values."""
+        """Return what is in flight, what each waits for and for how long, and what is stuck, as plain values.
+
+        For any thread; `exact` says whether all numbers are of one moment.
+        """
         return inspection.snapshot(self._rank)
 
     def check_integrity(self, replay: bool = True) -> None:

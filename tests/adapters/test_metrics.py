@@ -147,6 +147,31 @@ def test_each_place_by_its_reason(rig_of: RigOf) -> None:
     assert check_sum(registry)[1] == (4 + 2 + 8) * PAGE_TOKENS
 
 
+def test_public_fault_sglang_37503_each_token_is_lost_for_one_cause(rig_of: RigOf) -> None:
+    """Of 8 pages that L3 held, 5 can be used: the other 3 are unfulfilled by the reason of the short read, in all 8."""
+    rig = rig_of("dsa")
+    rig.stores[0].say("indexer", "11111011", rig.prompt("r", 8))
+    rig.run("r", 8)
+    registry = of_log(rig.logs[0].records())
+    assert check_sum(registry) == (8 * PAGE_TOKENS, 5 * PAGE_TOKENS, 3 * PAGE_TOKENS)
+    assert by(registry, "storage_prefetch_unfulfilled_tokens_total", "reason") == {"read_failed": 3 * PAGE_TOKENS}
+
+
+def test_public_fault_sglang_33984_a_decline_is_on_record(rig_of: RigOf) -> None:
+    """What the rate limit turned away is counted by its reason; occupancy and limit stand beside it."""
+    rig = rig_of(limit_tokens=8 * PAGE_TOKENS)
+    rig.stores[0].hold("kv")
+    rig.issue("a", 6)
+    assert isinstance(rig.issue("b", 6), Declined)
+    registry = of_log(rig.logs[0].records())
+    assert value(registry, "prefetch_outcomes_total", outcome="declined", reason="rate_limited") == 1
+    assert value(registry, "prefetch_occupied_tokens") == 6 * PAGE_TOKENS
+    assert value(registry, "prefetch_limit_tokens") == 8 * PAGE_TOKENS
+    rig.stores[0].open_all()
+    rig.until(lambda: not rig.ranks[0].book.local)
+    assert value(of_log(rig.logs[0].records()), "prefetch_occupied_tokens") == 0
+
+
 def test_pages_that_the_index_had_by_then_are_duplicates(rig_of: RigOf) -> None:
     """Two prefetches of one prompt: what the second one read is unfulfilled as `duplicate`."""
     rig = rig_of()

@@ -189,6 +189,34 @@ def test_a_rider_and_its_pool_are_cut_at_the_first_hole(rig_of: RigOf, pool: str
     assert parts == ({Part.TAIL: ((5, 8),)} if pool == "kv" else {Part.CLAMPED: ((5, 8),)})
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("layout", "pool"),
+    [
+        ("kv_only", "kv"),
+        ("kv_only", "draft"),
+        ("dsa", "indexer"),
+        ("swa", "swa"),
+        ("mamba", "mamba"),
+        ("deepseek_v4", "c4_state"),
+    ],
+)
+def test_wait_complete_waits_for_every_pool(rig_of: RigOf, layout: str, pool: str, ranks: int) -> None:
+    """As long as one pool of one rank is being read the prefetch goes on; then it commits with all of them."""
+    rig = rig_of(layout, ranks, draft=True)
+    rig.stores[-1].hold(pool)
+    id_ = rig.issue()
+    last = ranks - 1
+    rig.until(lambda: rig.stores[-1].waiting(pool) and (rig.layout.owner(pool) == "kv" or rig.events(ev.ReadEnded, last)))
+    rig.tick(3)
+    assert rig.state(id_) is State.TRANSFERRING
+    rig.stores[-1].open_all()
+    rig.until_closed(id_)
+    end = rig.outcome()
+    assert isinstance(end, ev.Committed)
+    assert (end.usable_page, end.dropped) == (8, ())
+
+
 # --- best effort --------------------------------------------------------------------------------------------------------
 
 
@@ -297,19 +325,20 @@ def test_the_anchor_is_not_evicted_under_a_prefetch(rig_of: RigOf) -> None:
 
 
 def test_rows_rotate_so_that_nobody_starves(rig_of: RigOf) -> None:
-    """With two rows for eight prefetches and an old one that hangs, all the others end."""
-    rig = rig_of(ranks=2, row_capacity=2, capacity=100, readers=3, lost_read_s=1000.0)
+    """Two rows for ten prefetches, and the three oldest hang: all the others end."""
+    rig = rig_of(ranks=2, row_capacity=2, capacity=100, readers=4, lost_read_s=1000.0)
     rig.stores[0].hold("kv")
-    hung = rig.issue("hung", 4)
-    rig.until(lambda: rig.stores[0].waiting("kv"))
+    hung = [rig.issue(f"hung{n}", 4) for n in range(3)]
+    rig.until(lambda: rig.stores[0].waiting("kv") == 3)
     rig.stores[0].holding.clear()
     others = [rig.issue(f"r{n}", 4) for n in range(7)]
     for id_ in others:
         rig.until_closed(id_)
-    assert rig.state(hung) is State.TRANSFERRING
+    assert [rig.state(id_) for id_ in hung] == [State.TRANSFERRING] * 3
     rig.stores[0].open_all()
-    rig.until_closed(hung)
-    assert isinstance(rig.outcome(hung), ev.Committed)
+    for id_ in hung:
+        rig.until_closed(id_)
+        assert isinstance(rig.outcome(id_), ev.Committed)
 
 
 def test_sets_rotate_so_that_nobody_starves(rig_of: RigOf) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from lifecycle.audit.words import name, plain
+
 
 class Law(StrEnum):
     """What a log can be at fault with; one sentence of what is true when it is not."""
@@ -67,6 +69,6 @@ class Violation:
         where = f"rank {self.rank} seq {', '.join(map(str, self.seqs))}" if self.seqs else f"rank {self.rank}"
         whose = "" if self.prefetch is None else f" prefetch {self.prefetch}"
         if self.request is not None:
-            whose += f"{' of' if whose else ''} request {self.request!r}"
-        line = f"{where}: {self.law}:{whose}{':' if whose else ''} {self.what} (right: {self.right})"
-        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+            whose += f"{' of' if whose else ''} request {name(self.request)!r}"
+        what, right = plain(self.what), plain(self.right)
+        return f"{where}: {self.law}:{whose}{':' if whose else ''} {what} (right: {right})"

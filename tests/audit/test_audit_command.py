@@ -1,4 +1,4 @@
-"""`python -m lifecycle.audit LOG...`."""
+"""`prefetch-audit verify LOG...`."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from audit_stories import run, tape
 
-from lifecycle.audit.__main__ import CLEAN, UNREADABLE, VIOLATED, main
+from lifecycle.audit.cli import CLEAN, UNREADABLE, VIOLATED, main
 from lifecycle.codec import encode
 from lifecycle.events import AnchorUnlocked, LogOpened, Record
 from stores.events import SqliteEventLog
@@ -28,13 +28,13 @@ def spoilt_records(story: str = "plain") -> list[Record]:
 
 def test_a_clean_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A clean log says so, and exits with 0."""
-    assert main([write(tmp_path / "rank0.jsonl", run("plain")[0])]) == CLEAN
+    assert main(["verify", write(tmp_path / "rank0.jsonl", run("plain")[0])]) == CLEAN
     assert "no violations" in capsys.readouterr().out
 
 
 def test_violations_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each violation is a line, and the status is 1."""
-    assert main([write(tmp_path / "rank0.jsonl", spoilt_records())]) == VIOLATED
+    assert main(["verify", write(tmp_path / "rank0.jsonl", spoilt_records())]) == VIOLATED
     out = capsys.readouterr().out
     assert "exactly_once" in out
     assert "1 violation\n" in out
@@ -47,7 +47,7 @@ def test_both_formats_of_both_ranks(tmp_path: Path, capsys: pytest.CaptureFixtur
     for record in second:
         log.append(record)
     log.close()
-    assert main([str(tmp_path / "rank1.sqlite"), write(tmp_path / "rank0.jsonl", first)]) == CLEAN
+    assert main(["verify", str(tmp_path / "rank1.sqlite"), write(tmp_path / "rank0.jsonl", first)]) == CLEAN
     assert "ranks 0, 1: no violations" in capsys.readouterr().out
 
 
@@ -57,13 +57,13 @@ def test_ranks_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     second.drop(AnchorUnlocked, prefetch=2)
     second.change(LogOpened, new={"page_size_tokens": 8})
     paths = [write(tmp_path / f"rank{rank}.jsonl", log.records()) for rank, log in enumerate((first, second))]
-    assert main(paths) == VIOLATED
+    assert main(["verify", *paths]) == VIOLATED
     assert "ranks:" in capsys.readouterr().out
 
 
 def test_a_file_with_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs that were appended to one file are checked apart."""
-    assert main([write(tmp_path / "rank0.jsonl", run("plain")[0], spoilt_records("short"))]) == VIOLATED
+    assert main(["verify", write(tmp_path / "rank0.jsonl", run("plain")[0], spoilt_records("short"))]) == VIOLATED
     out = capsys.readouterr().out
     assert out.count("run ") == 2
     assert "no violations" in out
@@ -74,7 +74,7 @@ def test_a_torn_tail_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path = tmp_path / "rank0.jsonl"
     write(path, run("plain")[0][:20])
     path.write_bytes(path.read_bytes() + b'{"seq":20,"at')
-    assert main([str(path)]) == CLEAN
+    assert main(["verify", str(path)]) == CLEAN
     assert "note:" in capsys.readouterr().out
 
 
@@ -83,24 +83,25 @@ def test_a_log_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture
     """What is no log, or too new, is an error, and the status is 2."""
     path = tmp_path / "rank0.jsonl"
     path.write_bytes(content)
-    assert main([str(path)]) == UNREADABLE
+    assert main(["verify", str(path)]) == UNREADABLE
     assert "error:" in capsys.readouterr().err
 
 
 def test_a_log_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing file is an error, and the status is 2."""
-    assert main([str(tmp_path / "none.jsonl")]) == UNREADABLE
+    assert main(["verify", str(tmp_path / "none.jsonl")]) == UNREADABLE
     assert "none.jsonl" in capsys.readouterr().err
 
 
 def test_records_without_a_header_are_told(tmp_path: Path) -> None:
     """A file that lost its beginning is at fault, not unreadable."""
-    assert main([write(tmp_path / "rank0.jsonl", run("plain")[0][3:])]) == VIOLATED
+    assert main(["verify", write(tmp_path / "rank0.jsonl", run("plain")[0][3:])]) == VIOLATED
 
 
 def test_it_runs_as_a_module(tmp_path: Path) -> None:
     """`python -m lifecycle.audit` exits with what it found."""
     path = write(tmp_path / "rank0.jsonl", spoilt_records())
-    done = subprocess.run([sys.executable, "-m", "lifecycle.audit", path], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "lifecycle.audit", "verify", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == VIOLATED, done.stderr
     assert "AnchorUnlocked came a second time" in done.stdout

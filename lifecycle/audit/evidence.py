@@ -1,0 +1,184 @@
+"""What is known of one request: its prefetches on every rank, what it was served from which, and what is wrong with that.
+
+Reads the logs twice: once to find which prefetches matter, once to follow those alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from lifecycle import ranges as r
+from lifecycle.audit.laws import Violation
+from lifecycle.audit.runs import Run
+from lifecycle.audit.story import Story, Teller
+from lifecycle.audit.terms import BadHeader, Terms, terms_of
+from lifecycle.audit.verify import violations
+from lifecycle.audit.writers import LateWrite, Writers
+from lifecycle.events import Declined, Event, EventsLost, Issued, LoadedTaken, PrefixServed, Record, RequestFinished
+from lifecycle.layout import KV, Layout
+from lifecycle.ranges import EMPTY, Ranges
+
+MOST = 1000
+"""So many violations are kept of each kind."""
+
+Placed = tuple[int, int, Event]
+"""Seq, time and event."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadPages:
+    """Pages that were served and should not have been: on this rank nothing good was in their place."""
+
+    rank: int
+    pool: str
+    pages: Ranges
+    prefetch: int
+    served_seq: int
+    why: str
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Everything that the logs of one run say of a request."""
+
+    run: Run
+    request: str
+    terms: Terms | None
+    own: list[int] = field(default_factory=list)  # prefetches of the request
+    sources: list[int] = field(default_factory=list)  # prefetches that brought what it was served, beside its own
+    told: dict[int, dict[int, Story]] = field(default_factory=dict)  # prefetch -> rank -> story
+    events: list[Placed] = field(default_factory=list)  # of the request itself, on the first rank
+    served: dict[int, list[tuple[int, PrefixServed]]] = field(default_factory=dict)  # rank -> seq, event
+    bad: list[BadPages] = field(default_factory=list)
+    late: list[tuple[int, int, LateWrite]] = field(default_factory=list)  # rank, prefetch
+    violations: list[Violation] = field(default_factory=list)
+    beside: list[Violation] = field(default_factory=list)  # of the run as a whole: of no prefetch and no request
+    any_served: bool = False  # whether the logs say what any request was served
+    unknown: list[str] = field(default_factory=list)  # why something cannot be told
+
+    @property
+    def found(self) -> bool:
+        """Return whether the logs mention the request at all."""
+        return bool(self.own or self.events)
+
+    @property
+    def layout(self) -> Layout | None:
+        """Return the layout of the run."""
+        return None if self.terms is None else self.terms.layout
+
+    @property
+    def verdict(self) -> str:
+        """Return `garbled`, `at fault`, `cannot tell` or `clean`."""
+        if self.bad or self.late:
+            return "garbled"
+        if self.violations:
+            return "at fault"
+        return "cannot tell" if self.unknown else "clean"
+
+
+def gather(run: Run, request: str) -> Evidence:
+    """Return what the logs of a run say of a request."""
+    found = Evidence(run, request, _terms(run))
+    for place, segment in enumerate(run.segments):
+        rank = place if segment.rank is None else segment.rank
+        _find(found, rank, segment.records(), first=place == 0)
+    if not found.found:
+        return found
+    wanted = frozenset(found.own) | frozenset(found.sources)
+    for place, segment in enumerate(run.segments):
+        _follow(found, place if segment.rank is None else segment.rank, segment.records(), wanted)
+    for each in violations([segment.records() for segment in run.segments]):
+        mine = each.request == request or each.prefetch in wanted
+        kept = found.violations if mine else found.beside
+        if (mine or (each.prefetch is None and each.request is None)) and len(kept) < MOST:
+            kept.append(each)
+    _judge_served(found)
+    _say_unknown(found, wanted)
+    return found
+
+
+def _terms(run: Run) -> Terms | None:
+    if run.opened is None:
+        return None
+    try:
+        return terms_of(run.opened)
+    except BadHeader:
+        return None  # the audit of the header says why
+
+
+def _find(found: Evidence, rank: int, records: Iterable[Record], first: bool) -> None:
+    own, sources = dict.fromkeys(found.own), dict.fromkeys(found.sources)
+    for record in records:
+        event = record.event
+        if type(event) is PrefixServed:
+            found.any_served = True
+        if type(event) is EventsLost:
+            found.unknown.append(f"rank {rank} lost {event.events} events at seq {record.seq}")
+        elif getattr(event, "request", None) == found.request:
+            if type(event) is Issued:
+                own[event.prefetch] = None
+            elif type(event) is PrefixServed:
+                found.served.setdefault(rank, []).append((record.seq, event))
+                sources.update(dict.fromkeys(source for _, _, source in event.sources if source))
+            if first and isinstance(event, (Issued, Declined, PrefixServed, LoadedTaken, RequestFinished)):
+                found.events.append((record.seq, record.at_ns, event))
+    found.own, found.sources = list(own), [id_ for id_ in sources if id_ not in own]
+
+
+def _follow(found: Evidence, rank: int, records: Iterable[Record], wanted: frozenset[int]) -> None:
+    teller, writers = Teller(wanted), Writers()
+    for record in records:
+        story = teller.feed(record)
+        if story is not None:
+            found.told.setdefault(story.id, {})[rank] = story
+        for late in writers.feed(record):
+            id_ = getattr(record.event, "prefetch", 0)
+            if id_ in wanted:
+                found.late.append((rank, id_, late))
+
+
+def _judge_served(found: Evidence) -> None:
+    layout, terms = found.layout, found.terms
+    if layout is None or terms is None:
+        return
+    for rank, served in found.served.items():
+        for seq, event in served:
+            for start, stop, source in event.sources:
+                story = found.told.get(source, {}).get(rank)
+                if story is not None:
+                    found.bad += bad_pages(layout, terms.degrade, rank, seq, event, (start, stop), story)
+
+
+def bad_pages(
+    layout: Layout, degrade: bool, rank: int, seq: int, event: PrefixServed, pages: tuple[int, int], story: Story
+) -> list[BadPages]:
+    """Return the pages of one source that a request was served on this rank and that never landed here, per pool."""
+    bad = []
+    taken = getattr(story.outcome, "taken", {})
+    for pool in layout.required(degrade):
+        owner = layout.owner(pool.name)
+        needed = r.intersect((pages,), r.span(*pool.window(0, event.end_page)))
+        if owner != KV:  # the sources are those of kv: of other slots, only what this prefetch handed over is its own
+            needed = r.intersect(needed, taken.get(owner, EMPTY))
+        missing = r.subtract(needed, story.landed.get(pool.name, EMPTY))
+        if missing:
+            page = missing[0][0]
+            bad.append(BadPages(rank, pool.name, missing, story.id, seq, story.fate(pool.name, page)))
+    return bad
+
+
+def _say_unknown(found: Evidence, wanted: frozenset[int]) -> None:
+    if found.terms is None:
+        found.unknown.append("no log has a header that can be used: layout and rule are not known")
+    missing = found.run.missing
+    if missing:
+        found.unknown.append(f"the logs of rank{'s' if len(missing) > 1 else ''} {_some(missing)} are not here")
+    strangers = sorted(id_ for id_ in wanted if id_ not in found.told)
+    if strangers:
+        found.unknown.append(f"prefetch {_some(strangers)} was served from and is not in these logs")
+    if not found.any_served:
+        found.unknown.append("nothing says what requests were served: the engine does not call `served`")
+
+
+def _some(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"

@@ -1,0 +1,120 @@
+"""Which run and which rank each part of a log file belongs to. Reads files again and again, never holds one."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lifecycle.audit.words import name
+from lifecycle.errors import LogError
+from lifecycle.events import LogOpened, Record
+from stores.events import LogReader
+
+SUFFIXES = (".jsonl", ".sqlite", ".jsonl.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One run's part of a file: from its header to the next one."""
+
+    path: str
+    place: int  # which header of the file, from 0; -1 before the first
+    opened: LogOpened | None
+
+    @property
+    def rank(self) -> int | None:
+        """Return the rank that wrote it, if it has a header."""
+        return None if self.opened is None else self.opened.rank
+
+    def records(self) -> Iterator[Record]:
+        """Yield its records."""
+        place = -1
+        for record in LogReader(self.path):
+            place += isinstance(record.event, LogOpened)
+            if place > self.place:
+                return
+            if place == self.place:
+                yield record
+
+
+@dataclass(slots=True)
+class Run:
+    """The logs of one run, by rank."""
+
+    id: str
+    segments: list[Segment] = field(default_factory=list)
+
+    @property
+    def opened(self) -> LogOpened | None:
+        """Return the first header there is."""
+        return next((segment.opened for segment in self.segments if segment.opened is not None), None)
+
+    @property
+    def ranks(self) -> str:
+        """Return the ranks whose logs are here, in words."""
+        known = ", ".join("?" if segment.rank is None else str(segment.rank) for segment in self.segments)
+        return f"rank{'s' if len(self.segments) > 1 else ''} {known}"
+
+    @property
+    def missing(self) -> list[int]:
+        """Return the ranks of the run whose logs are not here."""
+        opened = self.opened
+        here = {segment.rank for segment in self.segments}
+        return [] if opened is None else [rank for rank in range(min(opened.ranks, 1 << 16)) if rank not in here]
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What the files hold: runs in the order of their headers, and what is no event at the end of a file."""
+
+    runs: list[Run]
+    torn: list[str]
+
+    def pick(self, run: str | None) -> Run:
+        """Return the run of that id, by default the newest; raises `LogError` if there is none."""
+        if run is not None:
+            found = next((each for each in self.runs if each.id == run), None)
+            if found is None:
+                known = ", ".join(name(each.id) for each in self.runs[-8:])
+                raise LogError(f"cannot find run {name(run)}: these logs hold {known or 'no run'}")
+            return found
+        if not self.runs:
+            raise LogError("cannot find a run: these logs hold no event")
+        return max(self.runs, key=lambda each: -1 if each.opened is None else each.opened.wall_ns)
+
+
+def scan(paths: Sequence[str]) -> Scan:
+    """Read the files once, to find their runs. Raises `LogError` for what cannot be read."""
+    runs: dict[str, Run] = {}
+    torn: list[str] = []
+    for path in log_files(paths):
+        place = -1
+        headless = False
+        reader = LogReader(path)
+        for record in reader:
+            event = record.event
+            if isinstance(event, LogOpened):
+                place += 1
+                runs.setdefault(event.run, Run(event.run)).segments.append(Segment(path, place, event))
+            elif place < 0 and not headless:
+                headless = True
+                id_ = f"without a header in {path}"
+                runs.setdefault(id_, Run(id_)).segments.append(Segment(path, place, None))
+        if reader.torn is not None:
+            torn.append(str(reader.torn))
+    for run in runs.values():
+        run.segments.sort(key=lambda segment: -1 if segment.rank is None else segment.rank)
+    return Scan(list(runs.values()), torn)
+
+
+def log_files(paths: Sequence[str]) -> list[str]:
+    """Return the log files that are named, or lie in the folders that are named. Raises `LogError` for an empty folder."""
+    files: list[str] = []
+    for path in paths:
+        if not Path(path).is_dir():
+            files.append(path)
+            continue
+        found = sorted(str(file) for file in Path(path).iterdir() if file.name.endswith(SUFFIXES))
+        if not found:
+            raise LogError(f"cannot read {path}: no event log lies in this folder ({', '.join(SUFFIXES)})")
+        files += found
+    return files

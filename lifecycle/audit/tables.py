@@ -1,0 +1,58 @@
+"""Printing: tables and lines that read the same on a terminal and in a file. Nothing from a log is taken for markup."""
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lifecycle.errors import LogError
+
+Line = str | Table | Text
+
+FILE_WIDTH = 200
+"""Columns where the output is no terminal: lines are not broken for a screen that is not there."""
+
+
+def console(file: IO[str] | None = None) -> Console:
+    """Return a console that prints text as it is."""
+    out = file or sys.stdout
+    width = None if out.isatty() else FILE_WIDTH
+    return Console(file=out, width=width, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], indent: int = 0, numbers: Sequence[str] = ()) -> Table:
+    """Return a plain table: no box, columns named in `numbers` to the right."""
+    built = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
+    if indent:
+        built.pad_edge = True
+        built.padding = (0, 2, 0, 0)
+    for place, column in enumerate(columns):
+        head = " " * indent + column if place == 0 else column
+        built.add_column(head, justify="right" if column in numbers else "left", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        built.add_row(*[" " * indent + cell if place == 0 else cell for place, cell in enumerate(row)])
+    return built
+
+
+def say(out: Console, lines: Iterable[Line]) -> None:
+    """Print lines and tables."""
+    for line in lines:
+        out.print(line)
+
+
+def private_file(path: str, inputs: Sequence[str]) -> IO[bytes]:
+    """Open a file for writing, for this user alone. Raises `LogError`; an input is never written over."""
+    target = Path(path)
+    try:
+        if any(Path(each).exists() and target.exists() and os.path.samefile(each, target) for each in inputs):
+            raise LogError(f"cannot write {path}: it is one of the files that are read (name another)")
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.fchmod(fd, 0o600)
+    except OSError as error:
+        raise LogError(f"cannot write {path}: {error.strerror}") from error
+    return os.fdopen(fd, "wb")

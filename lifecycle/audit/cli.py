@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lifecycle.audit import commands
+from lifecycle.audit import commands, sglang_commands
 from lifecycle.audit.commands import CLEAN, UNREADABLE, VIOLATED
 from lifecycle.audit.redecide import RULES
 from lifecycle.audit.tables import console
@@ -65,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("--every", action="store_true", help="compare every event, not only what is the same on all ranks")
     diff.add_argument("--context", type=_natural, default=4, metavar="N", help="events around it (%(default)s)")
     add("stats", commands.show_stats, "count outcomes, reasons, hits, waste, waits and occupancy")
+    sglang = add("import-sglang", sglang_commands.import_logs, "read SGLang server logs, for verify, explain and stats")
+    sglang.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write it (mode 0600)")
     again = add("redecide", commands.decide_again, "apply a rule to the logged facts, and list what would end differently")
     again.add_argument("--rule", choices=list(RULES), default="today", help="; ".join(f"{k}: {v[1]}" for k, v in RULES.items()))
     return parser

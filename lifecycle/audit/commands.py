@@ -7,11 +7,12 @@ from itertools import islice
 import msgspec
 from rich.console import Console
 
-from lifecycle.audit import blast, differ, explain_text, redecide, stats
+from lifecycle.audit import blast, differ, explain_text, redecide, sglang_commands, stats
 from lifecycle.audit.evidence import gather
 from lifecycle.audit.explain import explain, told
 from lifecycle.audit.laws import Violation
-from lifecycle.audit.runs import Run, Scan, Segment, scan
+from lifecycle.audit.runs import Run, Scan, Segment, log_files, scan
+from lifecycle.audit.seen import is_imported
 from lifecycle.audit.tables import say
 from lifecycle.audit.terms import terms_of
 from lifecycle.audit.verify import violations
@@ -37,15 +38,26 @@ def _escape(char: str) -> str:
 
 def read(given: argparse.Namespace, out: Console) -> Scan:
     """Return what the named files hold, having noted what they end with that is no event."""
+    for path in log_files(given.logs):
+        if is_imported(path):
+            raise sglang_commands.refuse(path, "use")
     found = scan(given.logs)
     if not given.json:
         say(out, (f"note: {plain(tail)}" for tail in found.torn))
     return found
 
 
+def imports(given: argparse.Namespace) -> list[str]:
+    """Take the imported logs out of the named files, and return them."""
+    files = log_files(given.logs)
+    found = [path for path in files if is_imported(path)]
+    given.logs = [path for path in files if path not in found]
+    return found
+
+
 def chosen(found: Scan, given: argparse.Namespace) -> list[Run]:
     """Return the runs that are asked for: the named one, or all."""
-    return [found.pick(given.run)] if given.run is not None or not found.runs else found.runs
+    return [found.pick(given.run)] if given.run is not None else found.runs
 
 
 # --- verify ---------------------------------------------------------------------------------------------------------------
@@ -53,8 +65,11 @@ def chosen(found: Scan, given: argparse.Namespace) -> list[Run]:
 
 def verify(given: argparse.Namespace, out: Console) -> int:
     """Check every law on every run."""
+    imported = imports(given)
+    total = sum([sglang_commands.verify(given, out, path, as_json) for path in imported])
+    if imported and not given.logs:
+        return VIOLATED if total else CLEAN
     scanned = read(given, out)
-    total = 0
     for run in chosen(scanned, given):
         found = violations([segment.records() for segment in run.segments])
         total += (_verify_json if given.json else _verify_text)(given, out, run, found)
@@ -87,8 +102,12 @@ def _verify_json(given: argparse.Namespace, out: Console, run: Run, found: Itera
 
 def explain_request(given: argparse.Namespace, out: Console) -> int:
     """Tell the story of a request, in every run that knows it."""
-    scanned = read(given, out)
     worst = UNREADABLE
+    for path in imports(given):
+        bad_lines = sglang_commands.explain(given, out, path, as_json)
+        if bad_lines is not None:
+            worst = VIOLATED if bad_lines or worst == VIOLATED else CLEAN
+    scanned = read(given, out)
     for run in chosen(scanned, given):
         evidence = gather(run, given.request)
         if not evidence.found:
@@ -161,6 +180,12 @@ def _title(side: Segment) -> str:
 
 def show_stats(given: argparse.Namespace, out: Console) -> int:
     """Tell what each rank did, in numbers."""
+    for path in imports(given):
+        facts, lines = sglang_commands.stats(path)
+        if given.json:
+            out.print(as_json({"imported": path, **facts}))
+        else:
+            say(out, lines)
     for run in chosen(read(given, out), given):
         for segment in run.segments:
             counted = stats.stats(segment.records())

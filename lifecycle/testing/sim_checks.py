@@ -23,13 +23,14 @@ class Violation(AssertionError):
         super().__init__(f"{kind}: {detail}")
 
 
-def not_taken_back(rank: SimRank) -> Counter[str]:
-    """Return the pages per pool that left the index and that host memory has not taken back yet."""
-    pages = Counter[str]()
+def not_taken_back(rank: SimRank) -> tuple[Counter[str], Counter[str]]:
+    """Return the pages per pool that left the index and that host memory has not freed, and not quarantined, yet."""
     residency = rank.coordinator._rank.residency
-    for pool, slots in (*residency.unreleased, *residency.unquarantined):
-        pages[pool] += len(slots)
-    return pages
+    both = Counter[str](), Counter[str]()
+    for pages, waiting in zip(both, (residency.unreleased, residency.unquarantined), strict=True):
+        for pool, slots in waiting:
+            pages[pool] += len(slots)
+    return both
 
 
 def balance(rank: SimRank, layout: Layout) -> None:
@@ -37,19 +38,20 @@ def balance(rank: SimRank, layout: Layout) -> None:
     book, memory, index = rank.coordinator.book, rank.memory, rank.index
     if memory.violations:
         raise Violation("quiescence", f"rank {rank.number}: {memory.violations[0]}")
-    waiting = not_taken_back(rank)
+    unreleased, unquarantined = not_taken_back(rank)
     for pool in layout.own:
         name = pool.name
         free, out = memory.free_pages(name), memory.quarantined_pages(name)
         held, resident = book.held_pages[name], book.resident_pages[name]
-        total = free + held + resident + out + waiting[name]
-        agreed = resident == index.resident_pages(name) and out == book.quarantined_pages[name]
+        waiting = unreleased[name] + unquarantined[name]
+        total = free + held + resident + out + waiting
+        agreed = resident == index.resident_pages(name) and out + unquarantined[name] == book.quarantined_pages[name]
         if total != memory.capacity_pages(name) or not agreed:
             raise Violation(
                 "balance",
                 f"rank {rank.number}, pool {name}: {free} free + {held} held + {resident} resident (index:"
                 f" {index.resident_pages(name)}) + {out} quarantined (log: {book.quarantined_pages[name]})"
-                f" + {waiting[name]} not taken back, of {memory.capacity_pages(name)}",
+                f" + {waiting} not taken back, of {memory.capacity_pages(name)}",
             )
     owed = book.locks - sum(
         transfer.local.obligations.resident_lock and not transfer.end_locked
@@ -110,7 +112,7 @@ def nothing_left(rank: SimRank, layout: Layout) -> None:
         "locks": rank.index.lock_count(),
         "reserved pages": sum(replica.reserved_pages.values()),
         "held pages": sum(book.held_pages.values()),
-        "pages not taken back": not_taken_back(rank).total(),
+        "pages not taken back": sum(pages.total() for pages in not_taken_back(rank)),
         "unclaimed reads": rank.readers.queue.unclaimed(),
     }
     if leaks := {what: amount for what, amount in left.items() if amount}:

@@ -16,7 +16,7 @@ from lifecycle.states import State
 from lifecycle.testing.shrink import shrink
 from lifecycle.testing.sim_checks import Violation
 from lifecycle.testing.sim_setup import Setup
-from lifecycle.testing.sim_steps import Step, generate
+from lifecycle.testing.sim_steps import FAULTS, Step, generate
 from lifecycle.testing.sim_world import World
 
 _REACHED: dict[type[ev.Event], State] = {
@@ -45,7 +45,7 @@ class Summary:
     runs: int = 0
     steps: int = 0
     prefetches: int = 0
-    faulty: int = 0
+    faults: int = 0  # steps that do harm
     events: int = 0
     states: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -77,7 +77,6 @@ class Summary:
         self.injected += world.injected
         for life in world.lives:
             self.events += sum(map(len, life))
-            bad: set[int] = set()
             where: dict[int, State] = {}
             for event in (record.event for record in life[0]):
                 self._count_state(event, where)
@@ -88,18 +87,13 @@ class Summary:
                         self.reasons[reason] += 1
                     case ev.Committed():
                         self.reasons[Reason.COMPLETED] += 1
-                    case ev.Clamped(prefetch=id_, reason=reason) | ev.Discarded(prefetch=id_, reason=reason):
+                    case ev.Clamped(reason=reason) | ev.Discarded(reason=reason):
                         self.reasons[reason] += 1
-                        bad.add(id_)
                     case ev.HostReleased(part=part):
                         self.parts[part] += 1
             for event in (record.event for log in life for record in log):
                 if isinstance(event, ev.ReadFailed):
                     self.codes[event.code] += 1
-                    bad.add(event.prefetch)
-                elif isinstance(event, ev.ReadLost):
-                    bad.add(event.prefetch)
-            self.faulty += len(bad)
 
     def _count_state(self, event: ev.Event, where: dict[int, State]) -> None:
         state = _REACHED.get(type(event))
@@ -165,9 +159,10 @@ def quiet() -> Iterator[None]:
 
 def run_seed(setup: Setup, steps: int) -> tuple[Summary, Failure | None]:
     """Run one seed and count what it did."""
+    drawn = generate(setup, steps)
     with quiet():
-        world, failure = run(setup, generate(setup, steps))
-    summary = Summary(steps=steps)
+        world, failure = run(setup, drawn)
+    summary = Summary(steps=steps, faults=sum(step.verb in FAULTS for step in drawn))
     if world is not None:
         summary.count(world)
     return summary, failure

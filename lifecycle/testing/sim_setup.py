@@ -10,7 +10,7 @@ from lifecycle.policies import BestEffort, OnShortfall, Policies, Pressure, Stop
 
 PAGE_TOKENS = 4
 PROMPT_PAGES = 10
-PROMPTS = 12
+PROMPTS = 24
 
 
 def mixed() -> Layout:
@@ -41,7 +41,7 @@ _SHARE = ("kv_only", "kv_only", "dsa", "dsa", "dsa_draft", "swa", "swa", "mamba"
 
 
 def _prompts() -> tuple[KeyChain, ...]:
-    """Return prompts that share beginnings: three families, each with four prompts that part at pages 0, 2, 5 and 8."""
+    """Return prompts that share beginnings: six families, each with four prompts that part at pages 0, 2, 5 and 8."""
     out = []
     for number in range(PROMPTS):
         family, parting = divmod(number, 4)
@@ -94,7 +94,7 @@ def draw(
         shortfall=dice.choice((OnShortfall.DISCARD, OnShortfall.DEGRADE)),
         threshold_pages=dice.choice((1, 1, 2, 3)),
         max_pages=dice.choice((5, 8, 16)),
-        limit_tokens=dice.choice((12, 60, 160, 160, 160, 160)) * PAGE_TOKENS,
+        limit_tokens=dice.choice((12, 100, 300, 300, 300, 300)) * PAGE_TOKENS,
         lost_read_s=dice.choice((0.2, 0.5)),
         max_lost_reads=dice.choice((1, 8, 50, 50)),
         row_capacity=dice.choice((2, 4, 16)),
@@ -104,7 +104,7 @@ def draw(
         stuck_after_tries=dice.choice((1, 3)),
     )
     own = [pool.name for pool in chosen.own]
-    base = {name: dice.choice((8, 24, 60, 90)) if name == KV else dice.choice((3, 8, 20, 40)) for name in own}
+    base = {name: dice.choice((10, 40, 100, 160)) if name == KV else dice.choice((4, 16, 40, 60)) for name in own}
     capacity = tuple({name: pages + dice.choice((0, 0, 1)) for name, pages in base.items()} for _ in range(ranks))
     readers = tuple(dice.choice((1, 2, 3, 4, 4)) for _ in range(ranks))
     return Setup(seed, chosen, ranks, policies, capacity, readers, ranks == 1 and dice.random() < 0.3, fault_rate)

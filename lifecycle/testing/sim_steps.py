@@ -16,6 +16,10 @@ QUERY_FAULTS = ("query_raise", "query_short", "query_none", "query_lacking", "ph
 READER_FAULTS = ("hang", "hang", "hang", "duplicate", "blind", "slow")
 MEMORY_VERBS = ("release", "quarantine", "allocate")
 INDEX_VERBS = ("insert", "lock", "unlock", "plan_insert", "evict")
+FAULTS = frozenset(
+    ("arm_read", "arm_query", "arm_reader", "lose", "port", "exhaust", "plan", "log_full", "crash", "diverge", "restart")
+)
+"""The verbs by which fate does harm."""
 
 
 class Step(NamedTuple):

@@ -61,10 +61,10 @@ def _run_chunk(options: Options, seeds: range) -> list[tuple[int, Summary, Failu
 
 def report(summary: Summary, failures: int, seconds: float) -> str:
     """Return the summary for people."""
-    share = 100 * summary.faulty / max(1, summary.prefetches)
+    share = 100 * summary.faults / max(1, summary.prefetches)
     lines = [
-        f"{summary.runs} runs, {summary.steps} steps, {summary.prefetches} prefetches ({share:.0f} % did not simply complete),"
-        f" {summary.events} events",
+        f"{summary.runs} runs, {summary.steps} steps, {summary.events} events",
+        f"{summary.prefetches} prefetches, {summary.faults} faults ({share:.0f} for 100 prefetches)",
         f"{failures} violations, {seconds:.1f} s, {1000 * seconds / max(1, summary.prefetches):.2f} ms a prefetch",
         _table("states", {str(state): summary.states[state] for state in State}),
         _table("moves", dict(summary.moves.most_common())),

@@ -34,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREADABLE
+    except OverflowError as error:
+        print(f"error: a number in these logs is beyond every real one: {error}", file=sys.stderr)
+        return UNREADABLE
     except (LifecycleError, OSError) as error:
         print(f"error: {plain(str(error), 600)}", file=sys.stderr)
         return UNREADABLE
@@ -67,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     add("stats", commands.show_stats, "count outcomes, reasons, hits, waste, waits and occupancy")
     sglang = add("import-sglang", sglang_commands.import_logs, "read SGLang server logs, for verify, explain and stats")
     sglang.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write it (mode 0600)")
+    drawn = add("trace", commands.trace, "write a Chrome trace, which opens in Perfetto")
+    page = add("report", commands.report, "write one self-contained page of HTML")
+    for each in (drawn, page):
+        each.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write it (mode 0600)")
     again = add("redecide", commands.decide_again, "apply a rule to the logged facts, and list what would end differently")
     again.add_argument("--rule", choices=list(RULES), default="today", help="; ".join(f"{k}: {v[1]}" for k, v in RULES.items()))
     return parser

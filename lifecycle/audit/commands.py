@@ -11,10 +11,12 @@ from lifecycle.audit import blast, differ, explain_text, redecide, sglang_comman
 from lifecycle.audit.evidence import gather
 from lifecycle.audit.explain import explain, told
 from lifecycle.audit.laws import Violation
+from lifecycle.audit.report import write_report
 from lifecycle.audit.runs import Run, Scan, Segment, log_files, scan
 from lifecycle.audit.seen import is_imported
-from lifecycle.audit.tables import say
+from lifecycle.audit.tables import private_file, say
 from lifecycle.audit.terms import terms_of
+from lifecycle.audit.trace import write_trace
 from lifecycle.audit.verify import violations
 from lifecycle.audit.words import count_of, name, plain
 from lifecycle.errors import LogError
@@ -196,6 +198,24 @@ def show_stats(given: argparse.Namespace, out: Console) -> int:
                 say(out, stats.text(counted, f"run {name(run.id)}, rank {rank}"))
                 out.print("")
     return CLEAN
+
+
+def trace(given: argparse.Namespace, out: Console) -> int:
+    """Write a Chrome trace."""
+    runs = chosen(read(given, out), given)
+    with private_file(given.output, log_files(given.logs)) as file:
+        count = write_trace(file, runs)
+    out.print(f"{count_of(count, 'trace event')} in {plain(given.output)}: open it in ui.perfetto.dev or chrome://tracing")
+    return CLEAN
+
+
+def report(given: argparse.Namespace, out: Console) -> int:
+    """Write a page of HTML."""
+    runs = chosen(read(given, out), given)
+    with private_file(given.output, log_files(given.logs)) as file:
+        count = write_report(file, runs)
+    out.print(f"{count_of(count, 'violation') if count else 'no violations'}; the page is {plain(given.output)}")
+    return VIOLATED if count else CLEAN
 
 
 def decide_again(given: argparse.Namespace, out: Console) -> int:

@@ -1,0 +1,113 @@
+"""What SGLang's transfer threads do, noted where they do it: queries, reads, answers. Leaves word; tells nothing itself."""
+
+import threading
+from collections.abc import Container
+from typing import Any
+
+from lifecycle.adapters.hooks import Args, Hooks, Kwargs, first
+from lifecycle.adapters.sglang_pools import name_of
+from lifecycle.adapters.sglang_reads import Reads
+
+Flags = dict[str, tuple[bool, ...]]
+
+
+class _Batch:
+    """One read batch on this thread, where sidecars are read with it (since 0.5.2x)."""
+
+    __slots__ = ("at", "count", "kv", "sides")
+
+    def __init__(self, at: int, count: int) -> None:
+        self.at, self.count = at, count
+        self.kv: int | None = None
+        self.sides: Flags = {}
+
+
+class Threads:
+    """The hooks on the transfer threads' side of one controller."""
+
+    def __init__(self, reads: Reads, page_size: int, pools: Container[str]) -> None:
+        self._reads = reads
+        self._page = page_size
+        self._pools = pools
+        self._here = threading.local()
+        self.batched = False  # whether sidecars that ride on kv are read with it, batch by batch
+
+    def attach(self, hooks: Hooks, controller: Any) -> dict[str, bool]:
+        """Put the hooks on; return what can be seen, in words."""
+        around = hooks.around
+        backend = getattr(controller, "storage_backend", None)
+        self.batched = hasattr(controller, "_page_transfer_kv_batch")
+        sides = backend is not None and hasattr(backend, "batch_get_v2")
+        reads = around(controller, "page_get_func", self._before_read, self._after_read)
+        if self.batched:
+            reads = reads and around(controller, "_page_transfer_kv_batch", self._before_batch, self._after_batch)
+        return {
+            "how much of L3's answer this rank had": around(controller, "_storage_hit_query", first, self._after_query),
+            "which reads are in flight, page by page": reads
+            and around(controller, "_page_transfer", self._before_transfer, self._after_transfer),
+            "results of sidecar reads, page by page": backend is not None
+            and (not sides or around(backend, "batch_get_v2", self._before_sides, self._after_sides)),
+        }
+
+    def _after_query(self, operation: Any, result: Any) -> None:
+        if result is not None:
+            self._reads.note("hit", operation, int(result[1]) // self._page)
+
+    def _before_transfer(self, args: Args, kwargs: Kwargs) -> Any:
+        self._here.operation, self._here.at, self._here.batch = args[0], 0, None
+        return args[0]
+
+    def _after_transfer(self, operation: Any, result: object) -> None:
+        self._here.operation = None
+        self._reads.note("over", operation)
+
+    # --- kv ------------------------------------------------------------------------------------------------------------
+
+    def _before_read(self, args: Args, kwargs: Kwargs) -> tuple[Any, int, int] | None:
+        if self.batched:
+            return None
+        at, count = self._here.at, len(args[1])
+        self._here.at = at + count
+        self._reads.note("reading", args[0], at, count)
+        return args[0], at, count
+
+    def _after_read(self, token: tuple[Any, int, int] | None, result: Any) -> None:
+        if token is None:
+            self._here.batch.kv = int(result or 0)
+            return
+        operation, at, count = token
+        completed = int(operation.completed_tokens)
+        to_come = bool(getattr(operation, "pool_transfers", None)) and completed == (at + count) * self._page
+        self._reads.note("read", operation, at, count, completed, to_come)
+
+    def _before_batch(self, args: Args, kwargs: Kwargs) -> Any:
+        at, count = self._here.at, len(args[1])
+        self._here.at = at + count
+        self._here.batch = _Batch(at, count)
+        self._reads.note("reading", args[0], at, count)
+        return args[0]
+
+    def _after_batch(self, operation: Any, result: Any) -> None:
+        batch, self._here.batch = self._here.batch, None
+        pages = batch.kv if batch.kv is not None else int(result or 0)
+        self._reads.note("read batch", operation, batch.at, batch.count, pages, batch.sides)
+
+    # --- sidecars ------------------------------------------------------------------------------------------------------
+
+    def _before_sides(self, args: Args, kwargs: Kwargs) -> Any:
+        operation = getattr(self._here, "operation", None)
+        names = tuple(name for each in first(args, kwargs) if (name := name_of(each.name)) in self._pools)
+        if operation is None or not names:
+            return None
+        if self._here.batch is None:
+            self._reads.note("reading sides", operation, names)
+        return operation
+
+    def _after_sides(self, operation: Any, result: Any) -> None:
+        if operation is None:
+            return
+        results = {name_of(pool): tuple(map(bool, flags)) for pool, flags in (result or {}).items()}
+        if self._here.batch is None:
+            self._reads.note("read sides", operation, results)
+        else:
+            self._here.batch.sides.update(results)

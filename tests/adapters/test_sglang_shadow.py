@@ -1,0 +1,194 @@
+"""The shadow against calls that SGLang's classes once made: what it tells of them, and that it only looks on."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+from recorded import RECORDED, Player
+
+from lifecycle.adapters.guard import GuardViolation, guard
+from lifecycle.adapters.known import known_difference
+from lifecycle.adapters.sglang import shadow
+from lifecycle.audit import verify_log
+from lifecycle.errors import ConfigError
+from lifecycle.events import AnyEvent, Record
+from stores.events import MemoryEventLog
+
+
+def play(name: str, change: Callable[[Player], None] = lambda player: None) -> tuple[list[AnyEvent], list[str]]:
+    """Replay a recorded case under the shadow; return the events, and what the audit says of them."""
+    player, log = Player(RECORDED[name]), MemoryEventLog()
+    change(player)
+    watch = shadow(player.tree, log)
+    player.play()
+    watch.detach()
+    assert watch.failure is None
+    records = list(log.records())
+    said = [each for each in verify_log(records) if known_difference(each) is None]
+    return [record.event for record in records], [str(each) for each in said]
+
+
+def names(events: list[AnyEvent]) -> list[str]:
+    """Return the kinds of the events, without those of reads."""
+    kinds = [type(each).__name__ for each in events]
+    return [kind for kind in kinds if kind not in ("ReadClaimed", "ReadEnded", "PagesLanded", "ReadFailed", "TransferStarted")]
+
+
+def only(events: list[AnyEvent], kind: str) -> Any:
+    """Return the one event of a kind."""
+    (found,) = [each for each in events if type(each).__name__ == kind]
+    return found
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_recorded_case_is_lawful(name: str) -> None:
+    """What SGLang 0.5.17 does keeps the laws, but for what is known and named, and nothing stays open."""
+    events, said = play(name)
+    assert said == []
+    assert type(events[-1]).__name__ == "CoordinatorStopped"
+
+
+def test_a_whole_life_is_told() -> None:
+    """Issue, hit, plan, pages, end, credit, hand-over, unlock, return: each once, in order."""
+    events, _ = play("all there")
+    assert names(events) == [
+        "LogOpened", "Issued", "HitResolved", "PlanAgreed", "HostReserved", "Terminated", "Synced", "Committed",
+        "TokensCredited", "TokensReturned", "HostHandedOver", "AnchorUnlocked", "Settled", "Closed", "PagesUnlocked",
+        "LoadedTaken", "RequestFinished", "CoordinatorStopped",
+    ]  # fmt: skip
+    assert only(events, "Committed").usable_page == 6
+    assert only(events, "LoadedTaken").tokens == 24
+
+
+def test_the_clamp_is_told_with_both_pools() -> None:
+    """kv landed six pages and the indexer four: clamped to four, two go back."""
+    events, _ = play("clamped by the indexer")
+    assert only(events, "Synced").agreed == {"kv": 6, "indexer": 4}
+    assert only(events, "Clamped").usable_page == 4
+    assert [each.pages for each in events if type(each).__name__ == "HostReleased"] == [((4, 6),)]
+
+
+def test_all_or_nothing_names_the_pool() -> None:
+    """A window of two pages got one: discarded, by name, and every page of both pools goes back."""
+    events, _ = play("a window short")
+    assert (only(events, "Discarded").reason, only(events, "Discarded").pool) == ("shortfall", "swa")
+    assert sum(hi - lo for each in events if type(each).__name__ == "HostReleased" for lo, hi in each.pages) == 4 + 2
+
+
+def test_pages_that_are_there_already_are_duplicates() -> None:
+    """Two pages came into the tree meanwhile: they are told as duplicates and not credited."""
+    events, _ = play("there before")
+    released = only(events, "HostReleased")
+    assert (released.part, released.pages) == ("duplicate", ((0, 2),))
+    assert only(events, "TokensCredited").tokens == 12
+
+
+def test_an_abort_and_a_refusal_are_told() -> None:
+    """An abort discards; a span below the threshold is declined; a miss is revoked with its reason."""
+    assert only(play("aborted")[0], "Discarded").reason == "aborted"
+    assert only(play("too short")[0], "Declined").reason == "too_short"
+    assert only(play("nothing there")[0], "Discarded").reason == "full_miss"
+
+
+def test_replaying_without_and_with_it_is_the_same() -> None:
+    """Results and facts are those that were recorded, hooks on or off."""
+    assert _results(hooked=True) == _results(hooked=False) == [True] * 3
+
+
+def _results(hooked: bool) -> list[object]:
+    player = Player(RECORDED["all there"])
+    if hooked:
+        shadow(player.tree, MemoryEventLog())
+    tree: Any = player.tree
+    checked, results = tree.check_prefetch_progress, list[object]()
+    tree.check_prefetch_progress = lambda *args: results.append(checked(*args))
+    player.play()
+    return results
+
+
+def test_what_is_wrapped_by_others_meanwhile_stays() -> None:
+    """Somebody else's wrapper around ours is left alone, and ours only passes calls on."""
+    player, log = Player(RECORDED["all there"]), MemoryEventLog()
+    watch = shadow(player.tree, log)
+    ours = player.tree.check_prefetch_progress  # type: ignore[attr-defined]
+    theirs = lambda *args: ours(*args)  # noqa: E731
+    player.tree.check_prefetch_progress = theirs  # type: ignore[attr-defined]
+    watch.detach()
+    before = len(list(log.records()))
+    player.play()
+    assert player.tree.check_prefetch_progress is theirs  # type: ignore[attr-defined]
+    assert len(list(log.records())) == before
+
+
+def test_a_failing_log_takes_it_off_and_is_said_once() -> None:
+    """The replay goes on to its end without it."""
+
+    class Broken(MemoryEventLog):
+        def append(self, record: Record) -> None:
+            if record.seq > 3:
+                raise OSError("disk full")
+
+    player = Player(RECORDED["all there"])
+    watch = shadow(player.tree, Broken())
+    with structlog.testing.capture_logs() as logs:
+        player.play()
+    assert [each["log_level"] for each in logs] == ["error"]
+    assert isinstance(watch.failure, OSError)
+    assert not watch.attached
+    assert not [name for name in vars(player.tree) if name in ("check_prefetch_progress", "prefetch_from_storage")]
+
+
+def _sum_of_hits(player: Player) -> None:
+    """Make the engine agree on one page of the indexer more than the leading run, and publish it."""
+    for call in _all_calls(player.case["calls"]):
+        if call["name"] == "_all_reduce_attn_groups":
+            for then in call["args_behind"]:
+                if len(then["tensor"]) == 2 and then["tensor"][1] == 4:
+                    then["tensor"] = [then["tensor"][0], 5]
+
+
+def _all_calls(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for call in calls for each in (call, *_all_calls(call["inside"]))]
+
+
+def test_guard_logs_counts_and_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that sums hits: the guard tells the story of the prefetch, counts the law, and raises if told to."""
+    import copy
+
+    wrong = copy.deepcopy(RECORDED["clamped by the indexer"])
+    player = Player(wrong)
+    _sum_of_hits(player)
+    watch = guard(player.tree)
+    with structlog.testing.capture_logs() as logs:
+        player.play()
+    assert watch.counts == {"outcome": 2}
+    assert "agreed on indexer 5 (right: indexer 4)" in logs[0]["what"]
+    assert any("Issued" in line for line in logs[0]["story"])
+
+    player = Player(wrong)
+    _sum_of_hits(player)
+    guard(player.tree, raises=True)
+    with pytest.raises(GuardViolation, match="agreed on indexer 5"):
+        player.play()
+
+
+def test_a_cache_that_cannot_be_looked_at_is_refused() -> None:
+    """No controller, missing methods, host memory that is no tier: each says why."""
+    with pytest.raises(ConfigError, match="hierarchical cache is off"):
+        shadow(SimpleNamespace(cache_controller=None), MemoryEventLog())
+    with pytest.raises(ConfigError, match="it has no prefetch_from_storage"):
+        shadow(SimpleNamespace(cache_controller=SimpleNamespace()), MemoryEventLog())
+    player = Player(RECORDED["all there"])
+    player.tree.host_memory_mode = "buffer_only"  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="bounce buffer"):
+        shadow(player.tree, MemoryEventLog())
+
+
+def test_what_cannot_be_seen_is_named() -> None:
+    """A controller without a place to look at its reads is followed all the same, and the gap is said."""
+    player = Player(RECORDED["all there"])
+    player.controller.storage_backend = None  # type: ignore[attr-defined]
+    watch = shadow(player.tree, MemoryEventLog())
+    assert "results of sidecar reads, page by page" in watch.unseen

@@ -1,0 +1,96 @@
+"""What the shadow costs: the scheduler's calls of one prefetch on SGLang's own classes, with it and without, in one run.
+
+    .venv-sglang/bin/python tests/benchmarks/bench_shadow.py
+
+Counted is the processor time that the scheduler's thread spends in prefetch_from_storage, the drains,
+check_prefetch_progress and pop_prefetch_loaded_tokens, so that other work on the machine does not count; the transfer threads'
+part is not the scheduler's. Goal: at most 40 us a prefetch, and 1 us a page at most.
+"""
+
+import argparse
+import platform
+import statistics
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "sglang")]
+
+import originals  # noqa: E402
+import torch  # noqa: E402
+
+from lifecycle.adapters.guard import guard  # noqa: E402
+from lifecycle.adapters.sglang import shadow  # noqa: E402
+from stores.events import MemoryEventLog  # noqa: E402
+
+PAGE = 64
+
+
+def prefetches(pages: int, layout: str, watched: str) -> Callable[[], float]:
+    """Return what runs one prefetch at each call and says how long the scheduler's calls took, in microseconds."""
+    world = originals.unified(layout, {"kv": pages * 4})
+    world.cache.prefetch_stop_policy = "wait_complete"
+    world.controller.prefetch_capacity_limit = 1 << 40
+    if watched == "shadow":
+        shadow(world.cache, MemoryEventLog(10_000_000))
+    elif watched == "guard":
+        guard(world.cache, MemoryEventLog(10_000_000))
+    names = ["kv", *(str(spec.pool_name) for spec in originals.sidecars(layout))]
+    world.storage.script = originals.Script(pages, {name: [True] * pages for name in names})
+    cache, number = world.cache, 0
+
+    def once() -> float:
+        nonlocal number
+        number += 1
+        request = f"r{number}"
+        prompt = array("q", range(number * 1_000_003, number * 1_000_003 + pages * PAGE))
+        spent = 0
+
+        def timed(call: Callable[[], object]) -> object:
+            nonlocal spent
+            start = time.thread_time_ns()
+            result = call()
+            spent += time.thread_time_ns() - start
+            return result
+
+        timed(lambda: cache.prefetch_from_storage(request, world.root, prompt, None))
+        world.controller.step_queries()
+        timed(world.drain)
+        world.controller.step_reads()
+        assert timed(lambda: cache.check_prefetch_progress(request))
+        timed(lambda: cache.pop_prefetch_loaded_tokens(request))
+        timed(world.drain)
+        cache.evict_host(pages * PAGE)
+        return spent / 1000
+
+    return once
+
+
+def main() -> None:
+    """Measure and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--layout", default="dsa", choices=("kv_only", "dsa"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    originals.PAGE, originals.BATCH, originals.controller_module.STORAGE_BATCH_SIZE = PAGE, 128, 128
+    print(f"{platform.machine()}, Python {platform.python_version()}, {args.layout}, rounds {args.rounds}")
+    for pages in (1, 32, 512):
+        sides = {name: prefetches(pages, args.layout, name) for name in ("without", "shadow", "guard")}
+        took: dict[str, list[float]] = {name: [] for name in sides}
+        for turn in range(args.rounds + 10):
+            for name, once in sides.items():
+                us = once()
+                if turn >= 10:
+                    took[name].append(us)
+        medians = {name: statistics.median(values) for name, values in took.items()}
+        words = "  ".join(f"{name} {us:7.1f} us" for name, us in medians.items())
+        added = medians["shadow"] - medians["without"]
+        print(f"{pages:4d} pages  {words}   shadow adds {added:6.1f} us (goal {40 + pages})")
+
+
+if __name__ == "__main__":
+    main()

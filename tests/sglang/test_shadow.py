@@ -1,0 +1,188 @@
+"""The shadow on SGLang's own classes: it changes nothing, its log holds to the laws, and what it finds is true."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from random import Random
+
+import pytest
+import structlog
+
+pytest.importorskip("sglang.srt", reason="needs SGLang (tests/sglang/setup.sh)")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import originals
+    from cases import Case, draw, run_original
+    from originals import Script, World, tokens_of
+
+from lifecycle import State, fold
+from lifecycle.adapters.guard import GuardViolation, guard
+from lifecycle.adapters.known import known_difference
+from lifecycle.adapters.sglang import shadow
+from lifecycle.audit import verify_log
+from stores.events import MemoryEventLog
+
+pytestmark = [pytest.mark.sglang, pytest.mark.filterwarnings("ignore")]
+HERE = Path(__file__).parent
+VERSIONS = Path(sys.prefix) / "versions"
+
+
+def world_of(case: Case) -> World:
+    """Return a fresh cache for a case."""
+    capacity = {name: pages + case.anchor + case.present for name, pages in case.free.items()}
+    build = originals.unified if case.kind == "unified" else originals.hiradix
+    return build(case.layout, capacity, case.threshold)
+
+
+def test_changes_nothing_and_its_log_keeps_the_laws() -> None:
+    """Random cases end the same with and without it; every log is lawful but for what is known and named."""
+    known = set()
+    for number in range(150):
+        case = draw(Random(number))
+        plain = run_original(case)
+        world, log = world_of(case), MemoryEventLog()
+        watch = shadow(world.cache, log)
+        assert run_original(case, world=world) == plain, case
+        assert watch.attached
+        watch.detach()
+        assert watch.failure is None
+        for violation in verify_log(log.records()):
+            name = known_difference(violation)
+            assert name is not None, f"case {number}: {violation}"
+            known.add(name)
+        assert not watch._recorder.by_id, "everything that began is over"
+    assert known <= {"read_after_end", "limit_overshot"}
+
+
+def test_detaching_leaves_no_trace() -> None:
+    """Every object has the attributes it had before, and the cache goes on."""
+    world = originals.unified("deepseek_v4", {"kv": 40, "swa": 8})
+    objects = [world.cache, world.cache.tree_core, world.controller, world.storage, *world.pools.values()]
+    before = [{name: value for name, value in vars(each).items() if callable(value)} for each in objects]
+    watch = shadow(world.cache, MemoryEventLog())
+    assert "check_prefetch_progress" in vars(world.cache)
+    watch.detach()
+    watch.detach()
+    assert [{name: value for name, value in vars(each).items() if callable(value)} for each in objects] == before
+    assert not watch.attached
+
+
+def one_prefetch(world: World, good: dict[str, list[bool]], hit_pages: int = 8) -> int:
+    """Run one prefetch of eight pages to its end; return the tokens that it loaded."""
+    world.cache.prefetch_stop_policy = "wait_complete"
+    world.storage.script = Script(hit_pages, good)
+    world.cache.prefetch_from_storage("r", world.root, tokens_of(1, 8), None)
+    world.controller.step_queries()
+    world.drain()
+    world.controller.step_reads()
+    world.cache.check_prefetch_progress("r")
+    world.drain()
+    return int(world.cache.pop_prefetch_loaded_tokens("r"))
+
+
+def test_exceptions_of_the_cache_come_through() -> None:
+    """What a method raises is raised, and is no failure of the shadow's."""
+    world = originals.unified("kv_only", {"kv": 40})
+    shadow(world.cache, MemoryEventLog())
+    with pytest.raises(TypeError):
+        world.cache.check_prefetch_progress()
+    with pytest.raises(KeyError):
+        world.cache.prefetch_from_storage("r", -77, tokens_of(1, 8), None)
+    assert one_prefetch(originals.unified("kv_only", {"kv": 40}), {"kv": [True] * 8}) == 32
+
+
+def test_when_recording_fails_it_says_so_once_and_gets_out_of_the_way() -> None:
+    """A log that can't be written takes the shadow off; the prefetch ends as it would have."""
+
+    class Full(MemoryEventLog):
+        def append(self, record) -> None:  # type: ignore[no-untyped-def]
+            if record.seq == 6:
+                raise OSError("disk full")
+            super().append(record)
+
+    world = originals.unified("dsa", {"kv": 40})
+    watch = shadow(world.cache, Full())
+    with structlog.testing.capture_logs() as logs:
+        assert one_prefetch(world, {"kv": [True] * 8, "indexer": [True] * 8}) == 32
+    assert [each["log_level"] for each in logs] == ["error"]
+    assert isinstance(watch.failure, OSError)
+    assert not watch.attached
+    assert "check_prefetch_progress" not in vars(world.cache)
+
+
+def test_a_log_of_it_folds() -> None:
+    """Its events replay through our own state machine to the same end."""
+    world, log = originals.unified("dsa", {"kv": 40}), MemoryEventLog()
+    watch = shadow(world.cache, log)
+    one_prefetch(world, {"kv": [True] * 8, "indexer": [True] * 5 + [False] * 3})
+    watch.detach()
+    events = [record.event for record in log.records()]
+    book = fold(watch.layout, {"kv": 40}, events[1:-1])
+    assert book.replica.in_flight == {}
+    assert book.resident_pages == {"kv": 5}
+    ends = [type(each).__name__.lower() for each in events if type(each).__name__ in ("Clamped", "Committed")]
+    assert ends == [State.CLAMPED]
+
+
+def test_guard_raises_out_of_the_call_that_broke_the_law() -> None:
+    """A page freed twice: the guard raises with the story of its prefetch, after the call has gone through."""
+    world = originals.unified("kv_only", {"kv": 40})
+    world.pools["kv"].free = lambda indices: len(indices)  # a pool that would not notice
+    watch = guard(world.cache, raises=True)
+    assert one_prefetch(world, {"kv": [True] * 4 + [False] * 4}) == 16
+    tail = world.controller.mem_pool_host.alloc(4).new_tensor(range(16, 20))
+    with pytest.raises(GuardViolation, match="a law of the prefetch lifecycle is broken") as caught:
+        world.pools["kv"].free(tail)
+    assert watch.counts == {caught.value.violation.law.value: 1}
+    assert watch.attached
+
+
+def run_version(script: str, version: str) -> dict[str, dict[str, object]]:
+    """Run a script under another version of SGLang; return what it printed."""
+    folder = VERSIONS / version
+    if not folder.is_dir():
+        pytest.skip(f"needs SGLang {version} (tests/sglang/setup.sh)")
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / script)], env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
+    assert str(folder) in str(found["where"])
+    return found
+
+
+def test_guard_finds_the_faults_of_an_older_version() -> None:
+    """0.5.15.post1: hits of the indexer are summed, and the whole kv prefix is published though the indexer is shorter."""
+    found = run_version("old_faults.py", "0.5.15.post1")
+    hole, short = found["a hole in the indexer"], found["the indexer ends early"]
+    assert (hole["published"], short["published"]) == (8, 8)
+    assert any("agreed on indexer 7 (right: indexer 5)" in line for line in hole["said"])  # type: ignore[attr-defined]
+    assert any("committed up to page 8 (right: clamped up to 5" in line for line in short["said"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("indexer", [[True] * 5 + [False] + [True] * 2, [True] * 5 + [False] * 3])
+def test_guard_does_not_find_them_in_this_version(indexer: list[bool]) -> None:
+    """0.5.17 publishes five pages in both cases, and the guard has nothing to say."""
+    world = originals.hiradix("dsa", {"kv": 40})
+    watch = guard(world.cache)
+    assert one_prefetch(world, {"kv": [True] * 8, "indexer": indexer}) == 20
+    watch.detach()
+    assert watch.violations == []
+
+
+def test_the_newest_version_is_followed_and_what_is_not_is_named() -> None:
+    """0.5.23 keeps books of another kind: all of it is lawful, and what can't be seen is said at attach."""
+    found = run_version("newest.py", "0.5.23")
+    loaded = {name: each["loaded"] for name, each in found.items() if name != "where"}
+    assert loaded == {
+        "all there": 8, "kv alone, short": 5, "the indexer ends early": 5, "aborted before its plan": 0, "aborted": 0,
+        "cut short": 8,
+    }  # fmt: skip
+    for name, each in found.items():
+        if name != "where":
+            assert (each["said"], each["open"], each["occupied"]) == ([], 0, 0), name
+            assert "what each rank brought to the agreement (only what came of it)" in each["unseen"]  # type: ignore[operator]

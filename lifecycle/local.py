@@ -45,8 +45,8 @@ class Local:
     """One rank's side of a prefetch."""
 
     __slots__ = (
-        "degrade", "failed", "frozen", "hit_page", "landed", "layout", "lost_required", "miss", "obligations", "settled",
-        "shared", "started", "wanted",
+        "_runs", "degrade", "failed", "frozen", "hit_page", "landed", "layout", "lost_required", "miss", "obligations",
+        "settled", "shared", "started", "wanted",
     )  # fmt: skip
 
     def __init__(self, layout: Layout, degrade: bool, shared: Prefetch) -> None:
@@ -59,6 +59,7 @@ class Local:
         self.miss: Reason | None = None
         self.started = False
         self.landed: dict[str, Ranges] = {}
+        self._runs: dict[str, int] | None = None  # what `run` says of every pool, kept up: each round asks for it
         self.failed: dict[str, Ranges] = {}
         self.lost_required = False
         self.frozen: dict[str, int] | None = None
@@ -78,9 +79,7 @@ class Local:
         """Return the landed value of every pool, frozen once terminated."""
         if self.frozen is not None:
             return self.frozen
-        if not self.landed:
-            return nothing_landed(self.layout, self.shared.start_page)
-        return {pool.name: self.run(pool.name) for pool in self.layout.pools}
+        return nothing_landed(self.layout, self.shared.start_page) if self._runs is None else self._runs
 
     def ceiling(self) -> int:
         """Return the first page of a required all-pages pool that is known to have failed here; the plan's end if none."""
@@ -179,6 +178,9 @@ def _add(sets: dict[str, Ranges], pool: str, pages: Range) -> None:
 
 def _landed(local: Local, event: PagesLanded) -> None:
     _add(local.landed, event.pool, event.pages)
+    if local._runs is None:
+        local._runs = nothing_landed(local.layout, local.shared.start_page)
+    local._runs[event.pool] = local.run(event.pool)
 
 
 def _failed(local: Local, event: ReadFailed) -> None:
@@ -201,7 +203,7 @@ def _freeze(local: Local, event: Terminated) -> None:
 
 def _freeze_discarded(local: Local, event: Discarded) -> None:
     if local.frozen is None:
-        local.frozen = local.runs()
+        local.frozen = dict(local.runs())
 
 
 def _publish(local: Local, event: Committed | Clamped) -> None:

@@ -91,15 +91,13 @@ class RowCodec:
         """Return a fresh buffer of shape [size], rows that are not used neutral."""
         buffer = np.full(self.size, NEUTRAL, dtype=np.int32)
         low, high = header.digest & _WORD, header.digest >> (DIGEST_BITS // 2)
-        buffer[: self.header] = (
+        words = [
             header.rows, -header.rows, low, -low, high, -high, -header.failed, -header.declining,
             *(-pages for pages in header.quarantined_pages),
-        )  # fmt: skip
-        if reports:
-            rows = buffer[self.header : self.header + len(reports) * self.width].reshape(len(reports), self.width)
-            rows[:] = [
-                (r.hit_page, r.ceiling_page, r.can_stop, -r.must_stop, r.final, r.settled, r.reason, *r.landed) for r in reports
-            ]
+        ]  # fmt: skip
+        for hit_page, ceiling_page, can_stop, must_stop, final, settled, reason, landed in reports:
+            words += (hit_page, ceiling_page, can_stop, -must_stop, final, settled, reason, *landed)
+        buffer[: len(words)] = words
         return buffer
 
     def read_header(self, buffer: NDArray[np.int32]) -> tuple[Header, bool]:

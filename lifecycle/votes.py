@@ -23,19 +23,20 @@ class Progress:
 
 def report(layout: Layout, policies: Policies, local: Local, progress: Progress, now_ns: int) -> Report:
     """Return this rank's row (DESIGN section 8, votes)."""
-    shared = local.shared
-    runs = local.runs()
-    landed = tuple([runs[pool.name] for pool in layout.pools])
-    if shared.terminal:
+    state, runs = local.shared.state, local.runs()
+    landed = tuple([runs[name] for name in layout.index_of])
+    if state is State.TRANSFERRING:
+        final = progress.all_answered
+    elif state is State.ISSUED or state is State.TERMINATED:
+        final = state is State.TERMINATED
+    else:
         return Report(NEUTRAL, NEUTRAL, True, False, True, local.settled, NEUTRAL, landed)
-    ceiling = local.ceiling()
-    final = shared.state is State.TERMINATED or (shared.state is State.TRANSFERRING and progress.all_answered)
     must = None if final and not local.lost_required else must_stop(layout, policies, local, progress, now_ns)
-    can_stop = final or (isinstance(policies.stop, BestEffort) and local.wanted)
-    reason = must or (local.miss if shared.state is State.ISSUED else None)
+    can_stop = final or (local.wanted and isinstance(policies.stop, BestEffort))
+    reason = must or (local.miss if state is State.ISSUED else None)
     return Report(
         local.hit_page,
-        ceiling,
+        local.ceiling(),
         can_stop,
         must is not None,
         final,

@@ -49,6 +49,9 @@ class Agreement:
         self._book = book
         self._index = index
         self._transport = transport
+        self._launch = transport.launch
+        if policies.lag_ticks:  # optional in a transport
+            self._launch = getattr(transport, "launch_ahead", transport.launch)
         self._clock_ns = clock_ns
         self._emit = emit
         self._codec = RowCodec(layout, policies)
@@ -64,7 +67,7 @@ class Agreement:
 
     # --- building ------------------------------------------------------------------------------------------------------
 
-    def build(self, report: Callable[[int], Report], failed: bool, declining: bool) -> Round:
+    def build(self, reports_of: Callable[[list[int]], list[Report]], failed: bool, declining: bool) -> Round:
         """Return this rank's next round: the next rows in id order, wrapping, whatever happened locally.
 
         Raises what a report or the index raises, having changed nothing; neither is asked by a rank that has failed.
@@ -72,7 +75,7 @@ class Agreement:
         replica = self._book.replica
         ids = replica.next_ids(self._last_sent, self._policies.row_capacity)
         prefetches = [replica.in_flight[id_] for id_ in ids]
-        reports = [] if failed else [report(id_) for id_ in ids]
+        reports = [] if failed else reports_of(ids)
         digest = 0 if failed else (replica.digest ^ self._index.digest()) & _DIGEST
         buffer = self._codec.pack(Header(len(ids), digest, failed, declining, self.quarantined_here()), reports)
         self.number += 1
@@ -86,7 +89,7 @@ class Agreement:
     def launch(self, exchange: Exchange, due: int) -> None:
         """Begin to reduce an exchange."""
         self.collectives += 1
-        self.pending.append(Pending(due, exchange, self._transport.launch(exchange.buffer)))
+        self.pending.append(Pending(due, exchange, self._launch(exchange.buffer)))
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
@@ -106,12 +109,16 @@ class Agreement:
         step, sides, cause = naming.read(exchange, self._transport.ranks)
         return RankDivergence(exchange.number, self._transport.ranks, cause, step, sides)
 
-    def read(self, round_: Round, wanted: Masks | None, header: Header) -> list[tuple[Prefetch, Report]]:
+    def rows(self, round_: Round) -> list[Report]:
+        """Return the agreed rows, void or not."""
+        return self._codec.read_rows(round_.buffer, len(round_.ids))
+
+    def read(self, round_: Round, rows: list[Report], wanted: Masks | None, header: Header) -> list[tuple[Prefetch, Report]]:
         """Return the agreed rows that are not void, having lowered the budgets first."""
         self.take_header(header.declining, header.quarantined_pages)
         in_flight = self._book.replica.in_flight
-        rows = zip(round_.ids, round_.moves, self._rows(round_), strict=True)
-        fresh = [(in_flight[id_], report) for id_, moves, report in rows if id_ in in_flight and in_flight[id_].moves == moves]
+        moved = zip(round_.ids, round_.moves, rows, strict=True)
+        fresh = [(in_flight[id_], report) for id_, moves, report in moved if id_ in in_flight and in_flight[id_].moves == moves]
         if round_.ids:
             taken_ns = self._clock_ns() - round_.launched_ns
             masks = len(wanted.ids) if wanted else 0
@@ -130,12 +137,9 @@ class Agreement:
             if pages != self._book.replica.quarantined_pages[pool.name]:
                 self._emit(QuarantineAgreed(pool.name, pages))
 
-    def _rows(self, round_: Round) -> list[Report]:
-        return self._codec.read_rows(round_.buffer, len(round_.ids))
-
     # --- the sets ------------------------------------------------------------------------------------------------------
 
-    def masks_after(self, round_: Round) -> Masks | None:
+    def masks_after(self, round_: Round, rows: list[Report]) -> Masks | None:
         """Return the exchange of restorable sets that a reduced round calls for, still neutral, or None.
 
         Whether it runs and what its places mean follows from what all ranks launched and reduced alike, so that a rank
@@ -144,10 +148,9 @@ class Agreement:
         """
         if not self._trailing:
             return None
-        rows = zip(round_.ids, round_.moves, round_.hits_from, self._rows(round_), strict=True)
         asking = [
             (id_, moves)
-            for id_, moves, start_page, agreed in rows
+            for id_, moves, start_page, agreed in zip(round_.ids, round_.moves, round_.hits_from, rows, strict=True)
             if start_page >= 0 and id_ not in self._masked and decide.needs_set(start_page, self._policies, agreed)
         ][: self._policies.mask_capacity]
         if not asking:

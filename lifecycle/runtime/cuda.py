@@ -18,7 +18,7 @@ _POLL_S = 20e-6
 
 
 class CudaTransport(TorchTransport):
-    """`TorchTransport` over NCCL groups, with the tensor on `device` ("cuda:0").
+    """`TorchTransport` over the NCCL groups that are passed, with the tensor on `device` ("cuda:0").
 
     Raises `ConfigError` for a device that does not exist.
     """
@@ -36,7 +36,13 @@ class CudaTransport(TorchTransport):
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         super().__init__(*groups, timeout_s=timeout_s)
 
-    def _launch_in(self, group: "dist.ProcessGroup | None", buffer: Buffer) -> Wait:
+    def _own(self, group: "dist.ProcessGroup | None") -> "dist.ProcessGroup":
+        """Return the group itself: a communicator of its own would take memory of the device."""
+        assert group is not None, "this rank is in it"
+        return group
+
+    def launch(self, buffer: Buffer) -> Wait:
+        """Queue the copy in, one reduction in each group, and the copy out on the side stream."""
         import torch
         import torch.distributed as dist
 
@@ -44,9 +50,10 @@ class CudaTransport(TorchTransport):
         staged = host.pin_memory()
         with torch.cuda.stream(self._stream):
             tensor = staged.to(self._device, non_blocking=True)
-            work = dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=group, async_op=True)
-            assert work is not None, "async_op=True returns a handle"
-            work.wait()  # orders this stream after the reduction; blocks no thread
+            for group in self._groups:
+                work = dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=group, async_op=True)
+                assert work is not None, "async_op=True returns a handle"
+                work.wait()  # orders this stream after the reduction; blocks no thread
             staged.copy_(tensor, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
@@ -57,7 +64,10 @@ class CudaTransport(TorchTransport):
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"the exchange took longer than {self._timeout.total_seconds()} s")
                 time.sleep(_POLL_S)
-            tensor.record_stream(self._stream)
             host.copy_(staged)
 
         return wait
+
+    def launch_ahead(self, buffer: Buffer) -> Wait:
+        """Launch on the calling thread: collectives of several communicators must begin in one order on all ranks."""
+        return self.launch(buffer)

@@ -1,6 +1,7 @@
 """The tick: drain what readers answered, agree, move what may move; and the ends of a run, by order or by failure."""
 
 import heapq
+from collections.abc import Iterable
 from typing import NoReturn
 
 import structlog
@@ -108,9 +109,10 @@ class Ticks:
         else:
             rank.transfers.dirty.clear()
 
-    def _report(self, id_: int) -> Report:
-        rank, transfer = self._rank, self._rank.transfers.of[id_]
-        return report(rank.layout, rank.policies, transfer.local, transfer.progress, rank.clock_ns())
+    def _reports(self, ids: Iterable[int]) -> list[Report]:
+        """Return what this rank says of these prefetches now."""
+        layout, policies, of, now_ns = self._rank.layout, self._rank.policies, self._rank.transfers.of, self._rank.clock_ns()
+        return [report(layout, policies, of[id_].local, of[id_].progress, now_ns) for id_ in ids]
 
     # --- rounds --------------------------------------------------------------------------------------------------------
 
@@ -119,10 +121,10 @@ class Ticks:
         self._fault = self._fault or self._rank.settler.index_fault
         if self._fault is None:
             try:
-                return agreement.build(self._report, False, declining)
+                return agreement.build(self._reports, False, declining)
             except Exception as error:  # as in _begin
                 self._note_fault(error)
-        return agreement.build(self._report, True, declining)
+        return agreement.build(self._reports, True, declining)
 
     def _launch_round(self) -> None:
         if not self._naming:
@@ -158,10 +160,11 @@ class Ticks:
             self.fail(SyncFailed(round_.number, ranks, cause), self._fault)
         if not same:
             return self._diverge(round_)
-        masks = rank.agreement.masks_after(round_)
+        rows = rank.agreement.rows(round_)
+        masks = rank.agreement.masks_after(round_, rows)
         if self._fault is None:  # with one, the peers move on and this rank no more: its next round tells them
             try:
-                for prefetch, agreed in rank.agreement.read(round_, masks, header):
+                for prefetch, agreed in rank.agreement.read(round_, rows, masks, header):
                     if rank.settler.behind:  # this rank's index differs by now: as with a fault
                         break
                     rank.steps.take_report(prefetch, agreed, ranks, round_.number, sets_apart=True)
@@ -234,7 +237,7 @@ class Ticks:
                 id_ = waiting[-1]
                 shared = transfers.of[id_].local.shared
                 if not shared.closed:
-                    self._rank.steps.take_report(shared, self._report(id_), 1, 0, sets_apart=False)
+                    self._rank.steps.take_report(shared, self._reports([id_])[0], 1, 0, sets_apart=False)
                 waiting.pop()
         finally:
             transfers.dirty.update(waiting)  # a port that raised did nothing: they are looked at again at the next tick

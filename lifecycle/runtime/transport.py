@@ -5,7 +5,6 @@ All ranks call `launch` with buffers of the same shape in the same order. `torch
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lifecycle.errors import ConfigError
+from lifecycle.runtime.lane import Lane
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -37,7 +37,9 @@ class Transport(Protocol):
     def launch(self, buffer: Buffer) -> Wait:
         """Begin to reduce `buffer`; the result is in place once the returned function has returned.
 
-        Either may raise `RuntimeError`; then the round has failed.
+        Either may raise `RuntimeError`; then the round has failed. A transport may have a `launch_ahead` as well, which is
+        called in its place when the result is not needed before a later tick (a lag): it may leave to another thread
+        whatever takes time, as long as all exchanges of a rank keep the order of the calls.
         """
 
 
@@ -57,10 +59,13 @@ def _nothing() -> None:
 
 
 class TorchTransport:
-    """`torch.distributed` on the CPU, over plain process groups that the engine may already have.
+    """`torch.distributed` on the CPU, among the ranks of plain process groups that the engine may already have.
 
     Best is one group that spans attention CP x attention TP x PP. An engine that has only separate groups passes them all;
-    they are reduced one after the other, each rank in the same order. `timeout_s` bounds one exchange.
+    they are reduced one after the other, each rank in the same order. The exchange runs over Gloo groups of its own with
+    the same ranks: it mixes with no collective of the engine's, whichever thread begins it, and a round that fails breaks
+    no group of the engine's. `timeout_s` bounds one exchange.
+
     Raises `ConfigError` when this rank is not in a group, or when the groups do not span a grid of ranks.
     """
 
@@ -71,27 +76,37 @@ class TorchTransport:
             raise ConfigError("cannot build a transport: torch.distributed is not initialised (call init_process_group)")
         if timeout_s <= 0:
             raise ConfigError(f"cannot build a transport with timeout_s={timeout_s}: use more than 0")
-        self._groups: tuple[dist.ProcessGroup | None, ...] = groups or (None,)
         self._timeout = timedelta(seconds=timeout_s)
-        for place, group in enumerate(self._groups):
+        self._lane: Lane | None = None
+        given: tuple[dist.ProcessGroup | None, ...] = groups or (dist.group.WORLD,)
+        for place, group in enumerate(given):
             if dist.get_rank(group) < 0:
                 raise ConfigError(
-                    f"cannot build a transport: rank {dist.get_rank()} is not in group {place} of {len(self._groups)}"
+                    f"cannot build a transport: rank {dist.get_rank()} is not in group {place} of {len(given)}"
                     " (every rank passes the groups that it belongs to)"
                 )
-        self._chain = ThreadPoolExecutor(1, "round") if len(self._groups) > 1 else None
-        self._broken: RuntimeError | None = None  # what ended the chain: a later exchange would wait in vain
         try:
-            self.rank, self.ranks = self._place([dist.get_world_size(group) for group in self._groups])
+            self._groups = [self._own(group) for group in given]
+            self.rank, self.ranks = self._place([dist.get_world_size(group) for group in given])
         except RuntimeError as error:
             self.close()
             raise ConfigError(
-                f"cannot build a transport on rank {dist.get_rank()}: the ranks of its {len(self._groups)} groups do not all"
+                f"cannot build a transport on rank {dist.get_rank()}: the ranks of its {len(given)} groups do not all"
                 f" exchange (give every rank its groups in the same order): {error}"
             ) from error
-        except ConfigError:
-            self.close()
-            raise
+
+    def _own(self, group: "dist.ProcessGroup | None") -> "dist.ProcessGroup":
+        """Return a Gloo group of the same ranks that nobody else uses."""
+        import torch.distributed as dist
+
+        ranks = dist.get_process_group_ranks(group)
+        # Each is made by its own ranks alone, as the engine's other ranks may make none. It lives as long as the process:
+        # torch would give the next one of these ranks its name, under which the store still holds its addresses.
+        own: dist.ProcessGroup | None = dist.new_group(
+            ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=True
+        )
+        assert own is not None, "this rank is in it"
+        return own
 
     def _place(self, sizes: Sequence[int]) -> tuple[int, int]:
         """Return this rank's place among those that the groups reach together, after checking that they form a grid."""
@@ -112,44 +127,35 @@ class TorchTransport:
                 else f"groups of {' x '.join(map(str, sizes))} ranks reach {len(members)} ranks together ({members}),"
                 f" not {math.prod(sizes)}: they overlap or are not a grid"
             )
+            self.close()
             raise ConfigError(f"cannot build a transport on rank {me}: {what}")
         return members.index(me), len(members)
 
     def launch(self, buffer: Buffer) -> Wait:
         """Begin one all-reduce MIN in each group; the returned function waits for the last."""
-        if self._chain is None:
+        if self._lane is None and len(self._groups) == 1:
             return self._launch_in(self._groups[0], buffer)
-        done = self._chain.submit(self._reduce_in_turn, buffer)
-        timeout_s = self._timeout.total_seconds() * len(self._groups)
+        return self.launch_ahead(buffer)  # in the order of the calls, whichever of the two they are
 
-        def wait() -> None:
-            try:
-                done.result(timeout_s)
-            except TimeoutError as error:
-                raise RuntimeError(f"the exchange took longer than {timeout_s} s") from error
-
-        return wait
+    def launch_ahead(self, buffer: Buffer) -> Wait:
+        """Have another thread begin, and end, what `launch` begins: for results that are not needed at once."""
+        if self._lane is None:
+            self._lane = Lane("round")
+        patience_s = (self._timeout + _GRACE).total_seconds() * len(self._groups) + _GRACE.total_seconds()
+        return self._lane.run(lambda: self._reduce_in_turn(buffer), patience_s)
 
     def _reduce_in_turn(self, buffer: Buffer) -> None:
-        if self._broken is not None:
-            raise self._broken
-        try:
-            for group in self._groups:
-                self._launch_in(group, buffer)()
-        except RuntimeError as error:
-            self._broken = error
-            raise
+        for group in self._groups:
+            self._launch_in(group, buffer)()
 
-    def _launch_in(self, group: "dist.ProcessGroup | None", buffer: Buffer) -> Wait:
+    def _launch_in(self, group: "dist.ProcessGroup", buffer: Buffer) -> Wait:
         import torch
         import torch.distributed as dist
 
-        members = group if group is not None else dist.group.WORLD
-        assert members is not None, "torch.distributed is initialised"
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         options.timeout = self._timeout  # of the work itself: what the caller gives up must end, too, or it holds up the exit
-        work = members.allreduce([torch.from_numpy(buffer)], options)
+        work = group.allreduce([torch.from_numpy(buffer)], options)
 
         def wait() -> None:
             if not work.wait(self._timeout + _GRACE):
@@ -158,6 +164,6 @@ class TorchTransport:
         return wait
 
     def close(self) -> None:
-        """Stop the thread that reduces in turn. The groups are the engine's."""
-        if self._chain is not None:
-            self._chain.shutdown(wait=False, cancel_futures=True)
+        """Stop the thread that exchanges ahead. The groups that were passed are the engine's."""
+        if self._lane is not None:
+            self._lane.close()

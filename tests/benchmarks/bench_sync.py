@@ -61,15 +61,20 @@ class Timed(TorchTransport):
     """Counts the time in which the exchange holds up the scheduler: to launch it, and to wait for it."""
 
     def __init__(self, blocked: Stopwatch) -> None:
-        super().__init__(timeout_s=60)
         self._blocked = blocked
+        super().__init__(timeout_s=60)
 
     def launch(self, buffer: Any) -> Callable[[], None]:
         """Launch, and return a wait, both counted."""
-        if not hasattr(self, "_blocked"):
-            return super().launch(buffer)
+        return self._counted(super().launch, buffer)
+
+    def launch_ahead(self, buffer: Any) -> Callable[[], None]:
+        """Likewise."""
+        return self._counted(super().launch_ahead, buffer)
+
+    def _counted(self, launch: Any, buffer: Any) -> Callable[[], None]:
         with self._blocked.running():
-            wait = super().launch(buffer)
+            wait = launch(buffer)
 
         def counted() -> None:
             with self._blocked.running():
@@ -79,12 +84,18 @@ class Timed(TorchTransport):
 
 
 def two_reduces(count: int) -> float:
-    """Do what is done per prefetch elsewhere: agree on whether to stop, then on how much there is. Return the seconds."""
-    stop, pages = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    """Do what SGLang 0.5.17 does per prefetch under wait_complete: agree on whether to stop, then on how much there is.
+
+    Returns the seconds. The tensors are made from Python numbers and read back, as there.
+    """
     began = time.perf_counter()
     for _ in range(count):
-        dist.all_reduce(stop, op=dist.ReduceOp.MIN)
-        dist.all_reduce(pages, op=dist.ReduceOp.MIN)
+        states = torch.tensor([0, 0], dtype=torch.int)
+        dist.all_reduce(states, op=dist.ReduceOp.MAX)
+        if states[0].item() == 0:
+            pages = torch.tensor(PAGES, dtype=torch.int)
+            dist.all_reduce(pages, op=dist.ReduceOp.MIN)
+            assert pages.item() == PAGES
     return time.perf_counter() - began
 
 
@@ -95,7 +106,7 @@ def ready_at_once(world: World, count: int, turns: int) -> list[list[float]]:
     policies = Policies(stop=WaitComplete(), row_capacity=max(64, count), limit_tokens=1 << 30)
     part = Part("dsa", policies, capacity=(turns + 2) * count * PAGES, transport=transport)
     rank, ticks = part.coordinator._rank, part.coordinator._ticks
-    for name in ("build", "header", "masks_after", "read"):
+    for name in ("build", "header", "rows", "masks_after", "read"):
         agreeing.wrap(rank.agreement, name)
     drain = ticks._drain
     in_step = [False]

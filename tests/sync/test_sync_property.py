@@ -1,6 +1,7 @@
 """Random reports, any lag, any group shape: every rank takes the same decisions, those of a reference that sees all reports."""
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import given, settings
@@ -71,14 +72,15 @@ class Watched:
     def _watch(self, seat: Seat) -> None:
         """Have the reference see every report, every set and the room for every plan."""
         reference, rank, parts = self.reference, seat.place.rank, seat.coordinator._rank
-        report, room, number = seat.coordinator._ticks._report, parts.residency.room, parts.agreement
+        reports, room, number = seat.coordinator._ticks._reports, parts.residency.room, parts.agreement
 
-        def told(id_: int) -> Report:
-            row = report(id_)
-            reference.reports.setdefault((number.number + 1, id_), {})[rank] = row
-            if (lengths := parts.transfers.of[id_].lengths) is not None:
-                reference.sets.setdefault(id_, {})[rank] = lengths.tolist()
-            return row
+        def told(ids: Iterable[int]) -> list[Report]:
+            rows = reports(ids)
+            for id_, row in zip(ids, rows, strict=True):
+                reference.reports.setdefault((number.number + 1, id_), {})[rank] = row
+                if (lengths := parts.transfers.of[id_].lengths) is not None:
+                    reference.sets.setdefault(id_, {})[rank] = lengths.tolist()
+            return rows
 
         def left() -> Any:
             found = room()
@@ -86,7 +88,7 @@ class Watched:
                 reference.rooms.append(found)
             return found
 
-        seat.coordinator._ticks._report = told  # type: ignore[method-assign]
+        seat.coordinator._ticks._reports = told  # type: ignore[method-assign]
         parts.residency.room = left  # type: ignore[method-assign]
 
     def issue(self, name: str, keys: Any) -> None:

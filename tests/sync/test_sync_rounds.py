@@ -209,7 +209,7 @@ def test_a_collective_that_raises_is_a_failure(lag: int, at: int, in_wait: bool)
     (seat,) = started((1,), "swa", lag_ticks=lag)
     rank = seat.coordinator._rank
     rank.alone = False
-    rank.agreement._transport = Raising(at, in_wait)
+    rank.agreement._launch = Raising(at, in_wait).launch
     failure = until_failure(seat)
     assert "no route" in failure.cause
     assert isinstance(failure.__cause__, RuntimeError)

@@ -15,6 +15,21 @@ from lifecycle.reasons import Part, Reason
 from lifecycle.states import State
 
 
+def meet(left: Ranges, right: Ranges) -> Ranges:
+    """Return the numbers in both, quickly for the one range that page sets nearly always are."""
+    if len(left) == 1 and len(right) == 1:
+        lo, hi = max(left[0][0], right[0][0]), min(left[0][1], right[0][1])
+        return ((lo, hi),) if lo < hi else EMPTY
+    return r.intersect(left, right)
+
+
+def without(left: Ranges, right: Ranges) -> Ranges:
+    """Return the numbers in `left` alone, quickly where the two are alike."""
+    if left == right:
+        return EMPTY
+    return r.subtract(left, right) if right else left
+
+
 class Held:
     """The pages of one pool with own slots that this rank reserved for one prefetch."""
 
@@ -40,7 +55,11 @@ class Held:
 
     def lost_count(self) -> int:
         """Return how many pages lost reads took out of use: quarantined, or to be when they are evicted."""
-        return r.count(self.tainted) + sum(r.count(pages) for pages, how, _ in self.gone if how == "quarantined")
+        count = r.count(self.tainted) if self.tainted else 0
+        for pages, how, _ in self.gone:
+            if how == "quarantined":
+                count += r.count(pages)
+        return count
 
     def writer(self, pages: Ranges) -> int:
         """Return the seq of a claim over some of the pages."""
@@ -71,7 +90,7 @@ class Account:
     """What the log said so far of one prefetch. `marks` has the seq of the last event of each type."""
 
     __slots__ = (
-        "agreed", "answered", "attempt", "ceiling_page", "closed", "credit", "dropped", "end_page", "failed", "held",
+        "_parts", "agreed", "answered", "attempt", "ceiling_page", "closed", "credit", "dropped", "end_page", "failed", "held",
         "hit_page", "id", "landed", "left_out", "marks", "plan_page", "reason", "request", "reserved", "reserved_tokens",
         "runs", "same_decision", "start_page", "state", "taken", "usable_page", "withdrawn",
     )  # fmt: skip
@@ -99,6 +118,7 @@ class Account:
         self.dropped: tuple[str, ...] = ()
         self.credit: int | None = None  # tokens owed
         self.closed = False
+        self._parts: dict[tuple[str, State], dict[Part | None, Ranges]] = {}
         self.withdrawn = -1  # the record after which claims found at a withdrawal may directly follow
         self.same_decision = False  # whether Synced came with Terminated, so that its rows were sent before the freeze
 
@@ -131,40 +151,53 @@ class Account:
     def parts(self, layout: Layout, pool_name: str) -> dict[Part | None, Ranges]:
         """Return which reserved pages belong in which part; None is the part that is handed over.
 
-        Before the outcome only the tail is known, and no other part is there.
+        Before the outcome only the tail is known, and no other part is there. In one state nothing of it changes.
         """
+        found = self._parts.get((pool_name, self.state))
+        if found is None:
+            found = self._parts[(pool_name, self.state)] = self._partition(layout, pool_name)
+        return found
+
+    def _partition(self, layout: Layout, pool_name: str) -> dict[Part | None, Ranges]:
         pool = layout.pool(pool_name)
         reserved = (self.held[pool_name].reserved,)
         runs = self.freeze(layout)
-        landed = r.intersect(landed_pages(pool, self.start_page, self.plan_page, runs[pool_name]), reserved)
-        tail = r.subtract(reserved, landed)
+        landed = meet(landed_pages(pool, self.start_page, self.plan_page, runs[pool_name]), reserved)
+        tail = without(reserved, landed)
         if self.state is State.DISCARDED:
             return {Part.TAIL: tail, Part.CLAMPED: landed}
         if not self.published:
             return {Part.TAIL: tail}
         usable = EMPTY
         if pool_name not in self.dropped and self.usable_page > self.start_page:
-            usable = r.intersect(landed, r.span(*pool.window(self.start_page, self.usable_page)))
+            usable = meet(landed, r.span(*pool.window(self.start_page, self.usable_page)))
             if pool_name in self.agreed:
                 agreed = landed_pages(pool, self.start_page, self.plan_page, self.agreed[pool_name])
-                usable = r.intersect(usable, agreed)
-        taken = r.intersect(self.taken.get(pool_name, EMPTY), usable)
+                usable = meet(usable, agreed)
+        taken = meet(self.taken.get(pool_name, EMPTY), usable)
         return {
             Part.TAIL: tail,
-            Part.CLAMPED: r.subtract(landed, usable),
-            Part.DUPLICATE: r.subtract(usable, taken),
+            Part.CLAMPED: without(landed, usable),
+            Part.DUPLICATE: without(usable, taken),
             None: taken,
         }
 
     def debts(self) -> list[str]:
         """Return what is open, in words: one for each that the live books would name."""
-        from_marks = [
-            ("anchor", AnchorUnlocked not in self.marks),
-            ("tokens", TokensReturned not in self.marks),
-            ("credit", self.credit is not None and TokensCredited not in self.marks),
-            ("lock on what was handed over", self.published and PagesUnlocked not in self.marks),
-        ]
-        debts = [name for name, is_open in from_marks if is_open]
-        debts += [f"pages of {pool} {r.text(held.open)}" for pool, held in self.held.items() if held.open]
-        debts += [f"late write of {pool} {r.text(held.late)}" for pool, held in self.held.items() if held.late]
+        marks = self.marks
+        debts = []
+        if AnchorUnlocked not in marks:
+            debts.append("anchor")
+        if TokensReturned not in marks:
+            debts.append("tokens")
+        if self.credit is not None and TokensCredited not in marks:
+            debts.append("credit")
+        if PagesUnlocked not in marks and self.published:
+            debts.append("lock on what was handed over")
+        for pool, held in self.held.items():
+            if held.open:
+                debts.append(f"pages of {pool} {r.text(held.open)}")
+        for pool, held in self.held.items():
+            if held.late:
+                debts.append(f"late write of {pool} {r.text(held.late)}")
         return debts

@@ -39,18 +39,19 @@ def _discharge(
     if not r.is_ranges(pages):
         ledger.say(Law.PARTITION, f"{how} {pages!r} of {pool}", "page ranges in order", (seq,), account)
         return None
-    if stray := r.subtract(pages, held.open):
+    if pages != held.open and (stray := r.subtract(pages, held.open)):
         _stray(ledger, account, seq, held, f"page {stray[0][0]} of {pool} is {how}", stray[0][0])
         pages = r.subtract(pages, stray)
     parts = account.parts(ledger.layout, pool)
-    if wrong := r.subtract(pages, parts.get(part, EMPTY)):
+    right_part = parts.get(part, EMPTY)
+    if pages != right_part and (wrong := r.subtract(pages, right_part)):
         page = wrong[0][0]
         due = next((each for each, among in parts.items() if r.intersect(among, ((page, page + 1),))), None)
         undecided = not any(r.intersect(among, ((page, page + 1),)) for among in parts.values())
         right = "kept until the outcome" if undecided else _NAMES[due]
         said = how if part is None else f"{how} as {part}"
         ledger.say(Law.PARTITION, f"page {page} of {pool} is {said}", right, (seq,), account)
-    held.open = r.subtract(held.open, pages)
+    held.open = EMPTY if held.open == pages else r.subtract(held.open, pages)
     held.gone.append((pages, how, seq))
     return held, pages
 
@@ -80,10 +81,10 @@ def _released(ledger: Ledger, account: Account, seq: int, event: HostReleased) -
     if found is None:
         return
     held, pages = found
-    if writing := r.intersect(pages, held.busy()):
+    if held.claimed and (writing := r.intersect(pages, held.busy())):
         what = f"{r.text(writing)} of {event.pool} is released while a claimed read may write it"
         ledger.say(Law.QUIESCENCE, what, "after ReadEnded", (held.writer(writing), seq), account)
-    if lost := r.intersect(pages, held.lost):
+    if held.lost and (lost := r.intersect(pages, held.lost)):
         what = f"{r.text(lost)} of {event.pool} is released, and a lost read may write it"
         ledger.say(Law.QUIESCENCE, what, "quarantined", (seq,), account)
     offence = ledger.slots[event.pool].move(held.slots(pages), FREE, (HELD,))
@@ -113,7 +114,7 @@ def _handed_over(ledger: Ledger, account: Account, seq: int, event: HostHandedOv
     if found is None:
         return
     held, pages = found
-    late = r.intersect(pages, r.union(held.busy(), held.lost))
+    late = r.intersect(pages, r.union(held.busy(), held.lost)) if held.claimed or held.lost else EMPTY
     if event.late != late:
         what = f"{r.text(event.late)} of {event.pool} is locked against late writes"
         ledger.say(Law.QUIESCENCE, what, f"{r.text(late)}, what a read may still write", (seq,), account)

@@ -69,6 +69,6 @@ class Violation:
         where = f"rank {self.rank} seq {', '.join(map(str, self.seqs))}" if self.seqs else f"rank {self.rank}"
         whose = "" if self.prefetch is None else f" prefetch {self.prefetch}"
         if self.request is not None:
-            whose += f"{' of' if whose else ''} request {name(self.request)!r}"
+            whose += f"{' of' if whose else ''} request {name(repr(self.request))}"
         what, right = plain(self.what), plain(self.right)
         return f"{where}: {self.law}:{whose}{':' if whose else ''} {what} (right: {right})"

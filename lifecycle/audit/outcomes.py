@@ -5,13 +5,13 @@ from typing import Any
 
 from lifecycle import coverage
 from lifecycle import ranges as r
-from lifecycle.audit.account import Account
+from lifecycle.audit.account import Account, without
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.moves import step
 from lifecycle.coverage import Outcome
 from lifecycle.events import Clamped, Committed, Discarded, Event, Synced
-from lifecycle.layout import KV, OutcomeRule
+from lifecycle.layout import KV, AllPages, OutcomeRule
 from lifecycle.ranges import EMPTY, Ranges
 from lifecycle.reasons import Part, Reason
 from lifecycle.states import State
@@ -33,9 +33,25 @@ def _expected(ledger: Ledger, account: Account) -> Outcome | None:
         return None
     if not account.reserved:
         return Outcome(account.start_page)
+    if not account.left_out and _is_whole(ledger, account):
+        return Outcome(account.plan_page)  # by every rule
     return coverage.outcome(
         ledger.layout, ledger.terms.degrade, account.start_page, account.plan_page, account.left_out, account.agreed
     )
+
+
+def _is_whole(ledger: Ledger, account: Account) -> bool:
+    """Return whether every pool landed all of the plan everywhere, which is how nearly all prefetches end."""
+    plan, agreed = account.plan_page, account.agreed
+    for pool in ledger.layout.pools:
+        if isinstance(pool.coverage, AllPages):
+            if agreed[pool.name] != plan:
+                return False
+        else:
+            lo, hi = pool.window(account.start_page, plan)
+            if agreed[pool.name] != hi - lo:
+                return False
+    return plan > account.start_page
 
 
 def _committed(ledger: Ledger, account: Account, seq: int, event: Committed) -> None:
@@ -76,19 +92,21 @@ def _publish(ledger: Ledger, account: Account, seq: int, event: Committed | Clam
         if pool not in account.held and pool not in account.reserved:
             say(Law.PARTITION, f"the index takes pages of {pool!r}", "only of pools with reserved slots")
             continue
-        ledger.reserved_pages[pool] -= r.count(taken)
-        ledger.resident_pages[pool] += r.count(taken)
+        pages = r.count(taken)
+        ledger.reserved_pages[pool] -= pages
+        ledger.resident_pages[pool] += pages
         if pool in account.held:
             usable = _usable(ledger, account, pool)
-            if not r.is_ranges(taken) or r.subtract(taken, usable):
+            if taken != usable and (not r.is_ranges(taken) or without(taken, usable)):
                 say(Law.PARTITION, f"the index takes {r.text(taken)} of {pool}", f"among {r.text(usable)}, what is usable")
     account.credit = r.count(event.taken.get(KV, EMPTY)) * ledger.terms.page_size_tokens
 
 
 def _usable(ledger: Ledger, account: Account, pool: str) -> Ranges:
     parts = account.parts(ledger.layout, pool)
-    unusable = r.union(parts.get(Part.TAIL, EMPTY), parts.get(Part.CLAMPED, EMPTY))
-    return r.subtract((account.held[pool].reserved,), unusable)
+    tail, clamped = parts.get(Part.TAIL, EMPTY), parts.get(Part.CLAMPED, EMPTY)
+    reserved = (account.held[pool].reserved,)
+    return without(reserved, r.union(tail, clamped)) if tail or clamped else reserved
 
 
 def _discarded(ledger: Ledger, account: Account, seq: int, event: Discarded) -> None:

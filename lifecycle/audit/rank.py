@@ -75,6 +75,18 @@ class RankAudit:
 
     def feed(self, record: Record) -> None:
         """Check one record against all before it."""
+        seq, event, ledger = record.seq, record.event, self.ledger
+        if seq == self._next and ledger is not None and self.stopped is None and record.at_ns >= self._at_ns:
+            handler = OF_PREFETCH.get(type(event))
+            if handler is not None:
+                account = ledger.accounts.get(event.prefetch)  # type: ignore[union-attr]  # every one of these has it
+                if account is not None:  # nearly every record of a log that is sound
+                    self._next, self._at_ns = seq + 1, record.at_ns
+                    handler(ledger, account, seq, event)
+                    return
+        self._feed_any(record)
+
+    def _feed_any(self, record: Record) -> None:
         seq, event = record.seq, record.event
         if seq != self._next:
             self._jump(seq)

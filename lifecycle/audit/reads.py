@@ -78,7 +78,7 @@ def _claimed(ledger: Ledger, account: Account, seq: int, event: ReadClaimed) -> 
     if not is_range(event.pages, *held.reserved):
         say(f"a read of {text(event.pages)} of {event.pool} was claimed", f"within {text(held.reserved)}, what is reserved")
         return
-    if again := r.intersect(held.asked, (event.pages,)):
+    if held.asked and (again := r.intersect(held.asked, (event.pages,))):
         say(f"pages {r.text(again)} of {event.pool} were claimed a second time", "once")
     held.asked = r.union(held.asked, (event.pages,))
     held.claimed.append((event.pages, seq))
@@ -97,6 +97,9 @@ def _landed(ledger: Ledger, account: Account, seq: int, event: PagesLanded) -> N
         return
     account.landed[event.pool] = r.union(account.landed.get(event.pool, EMPTY), (event.pages,))
     held = account.held.get(ledger.layout.owner(event.pool))
+    lo, hi = event.pages
+    if held is not None and any(claimed[0] <= lo and hi <= claimed[1] for claimed, _ in held.claimed):
+        return
     reading = held.busy() if held is not None else EMPTY
     if event.pool in ledger.terms.absent:
         return
@@ -127,7 +130,10 @@ def _answered(ledger: Ledger, account: Account, seq: int, event: PagesLanded | R
         right = f"within [{lo}:{hi})" if lo < hi else "none, the pool is not read"
         ledger.say(Law.CLAIM, f"{name} {text(event.pages)} of {event.pool}", right, (seq,), account)
         return False
-    before = account.answered.get(event.pool, EMPTY)
+    before = account.answered.get(event.pool)
+    if not before:
+        account.answered[event.pool] = (event.pages,)
+        return True
     if again := r.intersect(before, (event.pages,)):
         ledger.say(Law.CLAIM, f"pages {r.text(again)} of {event.pool} were answered a second time", "once", (seq,), account)
     account.answered[event.pool] = r.union(before, (event.pages,))
@@ -141,8 +147,12 @@ def _ended(ledger: Ledger, account: Account, seq: int, event: ReadEnded) -> None
     for pool in ledger.groups[event.pool]:
         if pool.name in account.left_out:
             continue
-        asked = r.intersect((event.pages,), r.span(*pool.window(account.start_page, account.plan_page)))
-        if silent := r.subtract(asked, account.answered.get(pool.name, EMPTY)):
+        lo, hi = pool.window(account.start_page, account.plan_page)
+        asked = r.span(max(lo, event.pages[0]), min(hi, event.pages[1]))
+        answered = account.answered.get(pool.name, EMPTY)
+        if asked == answered:
+            continue
+        if silent := r.subtract(asked, answered):
             what = f"the read of {text(event.pages)} ended and {r.text(silent)} of {pool.name} was not answered"
             ledger.say(Law.CLAIM, what, "each page landed or failed", (seq,), account)
 

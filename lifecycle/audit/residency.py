@@ -31,7 +31,8 @@ def _evicted(ledger: Ledger, seq: int, event: Evicted) -> None:
         what = f"{event.pages} pages of {pool} were evicted, and {r.count(event.slots)} slots"
         ledger.say(Law.BALANCE, what, "one slot a page", (seq,))
     gone, quarantined = tuple(sorted(event.slots)), tuple(sorted(event.quarantined))
-    if any(a[1] > b[0] for a, b in pairwise(gone)) or r.subtract(quarantined, gone):
+    twice = len(gone) > 1 and any(a[1] > b[0] for a, b in pairwise(gone))
+    if twice or (quarantined and r.subtract(quarantined, gone)):
         what = f"slots {r.text(gone)} of {pool} were evicted, of them quarantined {r.text(quarantined)}"
         ledger.say(Law.SLOTS, what, "each slot once, and only evicted ones quarantined", (seq,))
     slots = ledger.slots[pool]
@@ -39,7 +40,7 @@ def _evicted(ledger: Ledger, seq: int, event: Evicted) -> None:
     law = Law.QUIESCENCE if offence is not None and offence[1] in (LOCKED, LOCKED_TAINTED) else Law.SLOTS
     ledger.place(pool, offence, "evicted", seq, law)
     # Those that are quarantined leave first; what is then left among the evicted may not be tainted.
-    if unsound := slots.move(event.quarantined, QUARANTINED, (TAINTED,)):
+    if quarantined and (unsound := slots.move(event.quarantined, QUARANTINED, (TAINTED,))):
         what = f"slot {unsound[0]} of {pool} is quarantined as it is evicted, and it is {NAMES[unsound[1]]}"
         ledger.say(Law.QUIESCENCE, what, "only what a lost read may write", (seq,))
     gone = r.subtract(gone, quarantined)

@@ -69,7 +69,7 @@ def verify(given: argparse.Namespace, out: Console, path: str, as_json: JsonOf) 
 
 def _words(finding: Finding, header: ImportedLog) -> str:
     places = some(f"{_file(header, file)}:{line}" for file, line in finding.places)
-    whose = "" if finding.request is None else f" request {name(finding.request)!r}"
+    whose = "" if finding.request is None else f" request {name(repr(finding.request))}"
     rank = f" {finding.rank}" if finding.rank else ""
     return plain(f"{finding.level}: {finding.law}:{rank}{whose}: {finding.what} (right: {finding.right}) at {places}", 1000)
 

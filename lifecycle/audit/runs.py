@@ -1,13 +1,20 @@
 """Which run and which rank each part of a log file belongs to. Reads files again and again, never holds one."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from lifecycle.audit.words import name
-from lifecycle.errors import LogError
+from lifecycle.codec import BadRecord, decode
+from lifecycle.errors import LogError, SchemaTooNew
 from lifecycle.events import LogOpened, Record
-from stores.events import LogReader
+from stores.events import MAX_LINE_BYTES, LogReader
+
+_FIRST = b'{"seq":0,'
+_HEADER = b'"event":"log_opened.'
+_BLOCK_BYTES = 1 << 20
 
 SUFFIXES = (".jsonl", ".sqlite", ".jsonl.gz")
 
@@ -19,6 +26,7 @@ class Segment:
     path: str
     place: int  # which header of the file, from 0; -1 before the first
     opened: LogOpened | None
+    whole: bool = False  # whether it is all that the file holds
 
     @property
     def rank(self) -> int | None:
@@ -26,7 +34,10 @@ class Segment:
         return None if self.opened is None else self.opened.rank
 
     def records(self) -> Iterator[Record]:
-        """Yield its records."""
+        """Return its records. Raises `LogError` where they cannot be read."""
+        return iter(LogReader(self.path)) if self.whole else self._cut()
+
+    def _cut(self) -> Iterator[Record]:
         place = -1
         for record in LogReader(self.path):
             place += isinstance(record.event, LogOpened)
@@ -83,10 +94,19 @@ class Scan:
 
 
 def scan(paths: Sequence[str]) -> Scan:
-    """Read the files once, to find their runs. Raises `LogError` for what cannot be read."""
+    """Look through the files, to find their runs. Raises `LogError` for what cannot be read.
+
+    What a sound file of JSON lines holds beside its headers is not decoded here: reading the records says what is wrong.
+    """
     runs: dict[str, Run] = {}
     torn: list[str] = []
     for path in log_files(paths):
+        headers = _headers(path)
+        if headers is not None:
+            for place, header in enumerate(headers):
+                segment = Segment(path, place, header, len(headers) == 1)
+                runs.setdefault(header.run, Run(header.run)).segments.append(segment)
+            continue
         place = -1
         headless = False
         reader = LogReader(path)
@@ -104,6 +124,51 @@ def scan(paths: Sequence[str]) -> Scan:
     for run in runs.values():
         run.segments.sort(key=lambda segment: -1 if segment.rank is None else segment.rank)
     return Scan(list(runs.values()), torn)
+
+
+def _headers(path: str) -> list[LogOpened] | None:
+    """Return the headers of a file of JSON lines that begins with one and ends with a whole line; None of any other file."""
+    headers: list[LogOpened] = []
+    try:
+        with Path(path).open("rb") as file:
+            if file.read(len(_FIRST)) != _FIRST:
+                return None
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                return None
+            end = file.tell()
+            for at in _places(file, end):
+                file.seek(at)
+                line = file.readline(MAX_LINE_BYTES)
+                header = decode(line).event
+                if not isinstance(header, LogOpened) or (not headers and at):
+                    return None
+                headers.append(header)
+    except (OSError, BadRecord, SchemaTooNew):
+        return None  # the slow way says what is wrong, and where
+    return headers or None
+
+
+def _places(file: IO[bytes], end: int) -> Iterator[int]:
+    """Yield where the lines that may be headers begin. A quote inside a string is escaped, so that an id is none."""
+    at = begun = 0  # of the block; of the line at its start
+    told = -1
+    while at < end:
+        file.seek(at)
+        block = file.read(min(_BLOCK_BYTES, end - at))
+        found = block.find(_HEADER)
+        while found >= 0:
+            start = block.rfind(b"\n", 0, found) + 1
+            line = at + start if start else begun
+            if line != told:
+                told = line
+                yield line
+            found = block.find(_HEADER, found + 1)
+        # The next block overlaps this one, so that no mark is cut in two.
+        step = len(block) if at + len(block) == end else len(block) - len(_HEADER)
+        last = block.rfind(b"\n", 0, step)
+        begun = at + last + 1 if last >= 0 else begun
+        at += step
 
 
 def log_files(paths: Sequence[str]) -> list[str]:

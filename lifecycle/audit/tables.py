@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -45,14 +46,22 @@ def say(out: Console, lines: Iterable[Line]) -> None:
         out.print(line)
 
 
-def private_file(path: str, inputs: Sequence[str]) -> IO[bytes]:
-    """Open a file for writing, for this user alone. Raises `LogError`; an input is never written over."""
+@contextmanager
+def private_file(path: str, inputs: Sequence[str]) -> Iterator[IO[bytes]]:
+    """Write a file for this user alone: it is there once it is whole. Raises `LogError`; an input is never written over."""
     target = Path(path)
+    part = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
     try:
         if any(Path(each).exists() and target.exists() and os.path.samefile(each, target) for each in inputs):
             raise LogError(f"cannot write {path}: it is one of the files that are read (name another)")
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        os.fchmod(fd, 0o600)
+        file = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
     except OSError as error:
         raise LogError(f"cannot write {path}: {error.strerror}") from error
-    return os.fdopen(fd, "wb")
+    try:
+        with file:
+            yield file
+        part.replace(target)
+    except OSError as error:
+        raise LogError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)

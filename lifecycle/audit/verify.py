@@ -27,8 +27,9 @@ def violations(logs: Sequence[Iterable[Record]]) -> Iterator[Violation]:
     found: list[Violation] = []
     ranks = [RankAudit(place, found.append) for place in range(len(logs))]
     if len(ranks) == 1:
+        feed = ranks[0].feed
         for record in logs[0]:
-            ranks[0].feed(record)
+            feed(record)
             if found:
                 yield from found
                 found.clear()

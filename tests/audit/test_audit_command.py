@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from audit_stories import run, tape
 
+from lifecycle.audit import runs
 from lifecycle.audit.cli import CLEAN, UNREADABLE, VIOLATED, main
 from lifecycle.codec import encode
-from lifecycle.events import AnchorUnlocked, LogOpened, Record
+from lifecycle.events import AnchorUnlocked, LogOpened, Record, RequestFinished
 from stores.events import SqliteEventLog
 
 
@@ -105,3 +106,27 @@ def test_it_runs_as_a_module(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == VIOLATED, done.stderr
     assert "AnchorUnlocked came a second time" in done.stdout
+
+
+@pytest.mark.parametrize("block", [64, 300, 1 << 20])
+def test_runs_are_found_whatever_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """The quick look for headers finds the runs that reading every record finds, also across blocks."""
+    monkeypatch.setattr(runs, "_BLOCK_BYTES", block)
+    path = write(tmp_path / "rank0.jsonl", run("plain")[0], run("short")[0], run("plain")[0])
+    quick = runs.scan([path])
+    monkeypatch.setattr(runs, "_headers", lambda path: None)
+    slow = runs.scan([path])
+    assert [(r.id, [(s.place, s.rank) for s in r.segments]) for r in quick.runs] == [
+        (r.id, [(s.place, s.rank) for s in r.segments]) for r in slow.runs
+    ]
+    assert len(quick.runs) == 2
+
+
+def test_a_request_that_looks_like_a_header_is_none(tmp_path: Path) -> None:
+    """An id with the words of a header in it begins no run."""
+    log = tape("plain")
+    log.put(RequestFinished('x","event":"log_opened.1","y":"'), RequestFinished)
+    path = write(tmp_path / "rank0.jsonl", log.records())
+    (found,) = runs.scan([path]).runs
+    assert len(found.segments) == 1
+    assert found.segments[0].whole

@@ -140,6 +140,19 @@ def test_an_output_that_cannot_be_written(tmp_path: Path, capsys: pytest.Capture
     assert Path(path).read_bytes() == before
 
 
+@pytest.mark.parametrize("command", ["trace", "report"])
+def test_a_log_that_breaks_off_leaves_no_output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """A page or a trace is there whole or not at all: a line that cannot be read leaves what was there before."""
+    path = Path(write(tmp_path / "rank0.jsonl", run("plain")[0]))
+    path.write_bytes(path.read_bytes() + b"broken\n")
+    target = tmp_path / "out"
+    target.write_text("before")
+    assert main([command, str(path), "-o", str(target)]) == UNREADABLE
+    assert "line" in capsys.readouterr().err
+    assert target.read_text() == "before"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out", "rank0.jsonl"]
+
+
 def test_a_faulty_prefetch_is_drawn_red(tmp_path: Path) -> None:
     """Prefetches with violations stand out in the timeline."""
     log = tape("plain")

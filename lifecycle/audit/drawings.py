@@ -26,7 +26,9 @@ def occupancy(points: Sequence[tuple[int, int]], peak: int, last: int) -> str:
     height = 90
     if not points or peak <= 0:
         return "<p class=dim>Nothing was reserved.</p>"
-    end = max(1, points[-1][0] + (points[1][0] if len(points) > 1 else 1))
+    if len(points) == 1:
+        return f"<p class=dim>Peak {peak} tokens, {last} at the end; the run was too short for a curve.</p>"
+    end = points[-1][0] + points[1][0]
     step = " ".join(f"{_x(at, 0, end):.1f},{_y(value, peak, height):.1f}" for at, value in points)
     words = f"peak {peak} tokens, {last} at the end, over {duration(end)}"
     return (

@@ -23,13 +23,17 @@ _FACTS = {kind: attrgetter(*kind.REPLICATED) for kind in EVENT_TYPES.values() if
 _LAST_WORDS = frozenset({Reason.SYNC_FAILED, Reason.SHUTDOWN})
 
 
+_KEY_OF = {
+    kind: next((name for name in ("prefetch", "request", "pool") if name in kind.__struct_fields__), None) for kind in _FACTS
+}
+
+
 def _key(event: Event) -> Key:
-    for name in ("prefetch", "request", "pool"):
-        value = getattr(event, name, None)
-        if value is not None:
-            key: Key = value if name == "prefetch" else f"{name} {value!r}"
-            return key
-    return type(event).__name__
+    name = _KEY_OF[type(event)]
+    if name == "prefetch":
+        id_: int = event.prefetch  # type: ignore[attr-defined]  # it has, as the table says
+        return id_
+    return type(event).__name__ if name is None else f"{name} {getattr(event, name)!r}"
 
 
 class _Stream:
@@ -95,16 +99,15 @@ class Peers:
         """Read a rank until `count` more replicated events are there, or to its end."""
         if stream.records is None:
             return
-        audit = stream.audit
+        audit, feed = stream.audit, stream.audit.feed
         for record in stream.records:
-            event = record.event
-            facts = _FACTS.get(type(event))
-            audit.feed(record)
-            if audit.gapped and not stream.over:
+            feed(record)
+            if audit.gapped:
                 stream.over = True
             if stream.over:
                 continue
-            if facts is not None:
+            event = record.event
+            if type(event) in _FACTS:
                 key = _key(event)
                 if type(event) is Discarded and event.reason in _LAST_WORDS:
                     self._end(stream)

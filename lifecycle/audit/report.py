@@ -22,7 +22,7 @@ h1{font-size:1.5rem}h2{font-size:1.15rem;margin:2rem 0 .5rem;border-bottom:1px s
 table{border-collapse:collapse;margin:.5rem 0}td,th{padding:.2rem .8rem .2rem 0;text-align:left;vertical-align:top}
 th{border-bottom:1px solid var(--line)}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 .wrap{overflow-x:auto}.bad{color:var(--bad);font-weight:600}.good{color:var(--good);font-weight:600}
-.cols{display:flex;flex-wrap:wrap;gap:0 3rem}td{overflow-wrap:anywhere}svg{max-width:100%;height:auto}
+.cols{display:flex;flex-wrap:wrap;gap:0 3rem}td{overflow-wrap:break-word;max-width:32rem}svg{max-width:100%;height:auto}
 svg text{fill:currentColor;font:11px system-ui,sans-serif}.dim{opacity:.7}
 """
 

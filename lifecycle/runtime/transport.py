@@ -77,6 +77,9 @@ class TorchTransport:
         if timeout_s <= 0:
             raise ConfigError(f"cannot build a transport with timeout_s={timeout_s}: use more than 0")
         self._timeout = timedelta(seconds=timeout_s)
+        self._options = dist.AllreduceOptions()  # made once: after an idle stretch that takes longer than to launch
+        self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
+        self._options.timeout = self._timeout  # of the work itself, which must end when it is given up, or it holds up the exit
         self._lane: Lane | None = None
         given: tuple[dist.ProcessGroup | None, ...] = groups or (dist.group.WORLD,)
         for place, group in enumerate(given):
@@ -150,12 +153,8 @@ class TorchTransport:
 
     def _launch_in(self, group: "dist.ProcessGroup", buffer: Buffer) -> Wait:
         import torch
-        import torch.distributed as dist
 
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
-        options.timeout = self._timeout  # of the work itself: what the caller gives up must end, too, or it holds up the exit
-        work = group.allreduce([torch.from_numpy(buffer)], options)
+        work = group.allreduce([torch.from_numpy(buffer)], self._options)
 
         def wait() -> None:
             if not work.wait(self._timeout + _GRACE):

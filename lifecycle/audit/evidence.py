@@ -144,8 +144,14 @@ def _judge_served(found: Evidence) -> None:
         for seq, event in served:
             for start, stop, source in event.sources:
                 story = found.told.get(source, {}).get(rank)
-                if story is not None:
-                    found.bad += bad_pages(layout, terms.degrade, rank, seq, event, (start, stop), story)
+                if story is None:
+                    continue
+                bad = bad_pages(layout, terms.degrade, rank, seq, event, (start, stop), story)
+                if not story.gapped:
+                    found.bad += bad
+                elif bad:
+                    what = f"prefetch {story.id} on rank {rank} is not seen to land all that was served, and events were lost"
+                    found.unknown.append(what)
 
 
 def bad_pages(

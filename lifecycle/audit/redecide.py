@@ -92,13 +92,14 @@ class Redecided(msgspec.Struct, frozen=True):
     gained_pages: int
     lost_pages: int
     changed: tuple[Changed, ...]
+    unknown: int  # not decided: events were lost meanwhile
     partial: int  # decided from fewer logs than the run had ranks
 
 
 def redecide(terms: Terms, logs: Sequence[Iterable[Record]], rule: str) -> Redecided:
     """Apply a rule of `RULES` to the logs of one run, one log per rank. Raises `KeyError` for a rule that there is not."""
     apply, says = RULES[rule]
-    decided = fixed = gained = lost = partial = 0
+    decided = fixed = gained = lost = partial = unknown = 0
     changed: list[Changed] = []
     for stories in _joined(logs):
         first = stories[0]
@@ -106,6 +107,9 @@ def redecide(terms: Terms, logs: Sequence[Iterable[Record]], rule: str) -> Redec
         reason = getattr(outcome, "reason", None)
         if first.plan is None or first.synced is None or (isinstance(outcome, Discarded) and reason in _FIXED):
             fixed += 1
+            continue
+        if any(story.gapped for story in stories):
+            unknown += 1
             continue
         decided += 1
         partial += len(stories) < terms.ranks
@@ -122,7 +126,7 @@ def redecide(terms: Terms, logs: Sequence[Iterable[Record]], rule: str) -> Redec
         seq = first.at[type(outcome)][0] if outcome is not None else -1
         changed.append(Changed(first.id, first.issued.request, seq, start, first.plan_page, was, was_page, now, now_page,
                                found.short, len(stories)))  # fmt: skip
-    return Redecided(rule, says, decided, fixed, gained, lost, tuple(changed), partial)
+    return Redecided(rule, says, decided, fixed, gained, lost, tuple(changed), unknown, partial)
 
 
 def _agreed(terms: Terms, stories: Sequence[Story]) -> dict[str, int]:
@@ -171,6 +175,8 @@ def text(found: Redecided, most: int = 50) -> Iterator[Line]:
         f" ({share(len(found.changed), found.decided)}): {found.gained_pages} pages gained, {found.lost_pages} lost;"
         f" {found.fixed} ended by something that is no rule"
     )
+    if found.unknown:
+        yield f"cannot tell: of {count_of(found.unknown, 'prefetch')} events were lost, so that what landed is not known"
     if found.partial:
         yield f"note: {found.partial} of them from fewer logs than the run had ranks: one that is not here may have landed less"
     if found.changed:

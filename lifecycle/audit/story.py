@@ -11,6 +11,7 @@ from lifecycle.events import (
     Committed,
     Discarded,
     Event,
+    EventsLost,
     HitResolved,
     HostHandedOver,
     HostQuarantined,
@@ -42,8 +43,8 @@ class Story:
     """One prefetch on one rank. `at` has the place of the last event of each type."""
 
     __slots__ = (
-        "at", "capped", "credited", "failed", "handed", "hit", "issued", "landed", "lost", "nbytes", "outcome", "over",
-        "plan", "quarantined", "queued_ns", "released", "returned", "synced", "terminated",
+        "at", "capped", "credited", "failed", "gapped", "handed", "hit", "issued", "landed", "lost", "nbytes", "outcome",
+        "over", "plan", "quarantined", "queued_ns", "released", "returned", "synced", "terminated",
     )  # fmt: skip
 
     def __init__(self, issued: Issued, place: Place) -> None:
@@ -65,6 +66,7 @@ class Story:
         self.quarantined: list[HostQuarantined] = []
         self.returned: int | None = None
         self.credited: int | None = None
+        self.gapped = False  # events were lost meanwhile: what is not here may have happened
         self.over = False  # nothing more is to come of it
 
     @property
@@ -165,11 +167,16 @@ class Teller:
 
     def __init__(self, only: frozenset[int] | None = None) -> None:
         self._only = only
+        self._next = 0
         self.open: dict[int, Story] = {}
 
     def feed(self, record: Record) -> Story | None:
         """Take a record; return the story of its prefetch, if it is of one that is in flight."""
         event = record.event
+        if record.seq != self._next or type(event) is EventsLost:
+            for story in self.open.values():
+                story.gapped = True
+        self._next = record.seq + (max(1, event.events) if isinstance(event, EventsLost) else 1)
         id_ = getattr(event, "prefetch", None)
         if id_ is None or (self._only is not None and id_ not in self._only):
             return None

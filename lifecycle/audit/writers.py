@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lifecycle import ranges as r
 from lifecycle.audit.account import Held
-from lifecycle.events import Adopted, HostReserved, ReadClaimed, ReadEnded, ReadLost, Record
+from lifecycle.events import Adopted, EventsLost, HostReserved, ReadClaimed, ReadEnded, ReadLost, Record
 from lifecycle.ranges import Range
 
 MOST_LOST = 4096
@@ -40,6 +40,9 @@ class Writers:
         match event:
             case ReadClaimed():
                 self._writing[(event.prefetch, event.pool, event.pages)] = record.seq
+            case EventsLost():  # among them may be the end of each of these
+                self._writing.clear()
+                self._lost.clear()
             case ReadEnded():
                 self._writing.pop((event.prefetch, event.pool, event.pages), None)
                 self._lost = deque((x for x in self._lost if x[:3] != (event.prefetch, event.pool, event.pages)), MOST_LOST)

@@ -12,7 +12,7 @@ from lifecycle.audit.gauges import Curve, Histogram
 from lifecycle.audit.redecide import redecide
 from lifecycle.audit.stats import stats
 from lifecycle.audit.terms import terms_of
-from lifecycle.events import Clamped, LogOpened, PlanAgreed, Synced, Terminated, TokensCredited
+from lifecycle.events import Clamped, EventsLost, LogOpened, PagesLanded, PlanAgreed, Synced, Terminated, TokensCredited
 
 
 def test_ranks_that_agree_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +108,15 @@ def test_a_wrong_count_is_found_from_what_landed(tmp_path: Path, capsys: pytest.
     assert (changed["prefetch"], changed["was_page"], changed["now_page"], changed["short"]) == (2, 7, 4, "kv")
     assert main(["redecide", path]) == VIOLATED
     assert "3 lost" in capsys.readouterr().out
+
+
+def test_a_prefetch_whose_events_were_lost_is_not_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was lost may have been the landing: the prefetch is left open, not told to have ended otherwise."""
+    log = tape("ranked", 0)
+    place = log.find(PagesLanded, prefetch=1, pool="kv")
+    log.events[place] = EventsLost(1, place, "full disk")
+    (found,) = json_of(capsys, "redecide", folder(tmp_path, log, tape("ranked", 1)), status=CLEAN)
+    assert (found["changed"], found["unknown"], found["decided"]) == ([], 1, 1)
 
 
 def test_another_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from audit_stories import tape
 from logs import folder, json_of, served_clean, served_too_much, write
 
 from lifecycle.audit.cli import CLEAN, UNREADABLE, VIOLATED, main
-from lifecycle.events import Adopted, Closed, EventsLost, HostReserved, PrefixServed, ReadEnded, RequestFinished
+from lifecycle.events import Adopted, Closed, EventsLost, HostReserved, PagesLanded, PrefixServed, ReadEnded, RequestFinished
 
 
 def test_a_page_that_never_landed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,6 +63,18 @@ def test_missing_ranks_and_gaps_leave_it_open(tmp_path: Path, capsys: pytest.Cap
     (story,) = json_of(capsys, "explain", folder(tmp_path, first, second), "--request", "b", status=CLEAN)
     assert story["verdict"] == "cannot tell"
     assert any("lost" in why for why in story["unknown"])  # type: ignore[attr-defined]
+
+
+def test_a_page_whose_landing_was_lost_from_the_log_is_not_called_bad(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where events were lost, a page that is not seen to land leaves it open."""
+    first, second = served_clean()
+    place = second.find(PagesLanded, prefetch=2, pool="indexer")
+    second.events[place] = EventsLost(1, place, "full disk")
+    (story,) = json_of(capsys, "explain", folder(tmp_path, first, second), "--request", "b", status=CLEAN)
+    assert (story["verdict"], story["bad"]) == ("cannot tell", [])
+    assert any("not seen to land" in why for why in story["unknown"])  # type: ignore[attr-defined]
 
 
 def test_a_slot_given_away_under_a_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

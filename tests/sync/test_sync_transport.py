@@ -83,6 +83,25 @@ def test_exchanges_mix_with_no_others(ahead: bool) -> None:
         assert found == [[3, 5, size] for size in range(6)]
 
 
+def overtaking(world: World) -> list[list[int]]:
+    """Launch ahead, then at once, on a rank whose thread is held up."""
+    transport, go = TorchTransport(timeout_s=10), threading.Event()
+    if world.rank:
+        transport._lane = Lane("held up")
+        transport._lane.run(lambda: go.wait() and None, 10.0)
+    buffers = [np.array([place, world.rank], dtype=np.int32) for place in (1, 2)]
+    waits = [transport.launch_ahead(buffers[0]), transport.launch(buffers[1])]
+    go.set()
+    for wait in waits:
+        wait()
+    return [buffer.tolist() for buffer in buffers]
+
+
+def test_no_exchange_overtakes_another() -> None:
+    """What is launched at once waits for what was launched ahead, or the ranks would reduce one with the other."""
+    assert run_ranks(2, overtaking) == [[[1, 0], [2, 0]]] * 2
+
+
 def no_world(world: World) -> str:
     """Build a transport where torch.distributed is not initialised."""
     dist.destroy_process_group()

@@ -90,7 +90,7 @@ def overtaking(world: World) -> list[list[int]]:
         transport._lane = Lane("held up")
         transport._lane.run(lambda: go.wait() and None, 10.0)
     buffers = [np.array([place, world.rank], dtype=np.int32) for place in (1, 2)]
-    waits = [transport.launch_ahead(buffers[0]), transport.launch(buffers[1])]
+    waits = [(transport.launch_ahead if world.rank else transport.launch)(buffers[0]), transport.launch(buffers[1])]
     go.set()
     for wait in waits:
         wait()

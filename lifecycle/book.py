@@ -3,7 +3,8 @@
 `fold(log) == live state` holds because the live coordinator changes its book by `apply` alone.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from lifecycle import ranges as r
 from lifecycle.errors import IllegalTransition
@@ -66,7 +67,7 @@ class Book:
         if id_ is not None and local is None and type(event) is not Issued:
             raise IllegalTransition(id_, type(event).__name__, "not in flight", ())
         # Both sides must agree; the one that may refuse goes first, so that a refusal changes nothing.
-        if local is not None and isinstance(event, _LOCAL_REFUSES):
+        if local is not None and type(event) in _LOCAL_REFUSES:
             evolve_local(local, event)
             self.replica.apply(event)
         else:
@@ -75,39 +76,13 @@ class Book:
                 evolve_local(local, event)
         if type(event) is Issued:
             self.local[event.prefetch] = Local(self.layout, self.degrade, self.replica.in_flight[event.prefetch])
-        self._count(event)
+        count = _COUNT.get(type(event))
+        if count is not None:
+            count(self, event)
         if local is not None and local.shared.closed and not local.obligations.resident_lock:
             if type(event) is Closed and not local.obligations.settled:
                 return  # closed by this rank alone (shutdown): what is still open stays on the book
             del self.local[local.shared.id]
-
-    def _count(self, event: Event) -> None:
-        match event:
-            case HostReserved(pool=pool, pages=(lo, hi)):
-                self.held_pages[pool] += hi - lo
-            case HostReleased(pool=pool, pages=pages):
-                self.held_pages[pool] -= r.count(pages)
-            case HostQuarantined(pool=pool, pages=pages):
-                self.held_pages[pool] -= r.count(pages)
-                self.quarantined_pages[pool] += r.count(pages)
-            case HostHandedOver(pool=pool, pages=pages):
-                self.held_pages[pool] -= r.count(pages)
-                self.resident_pages[pool] += r.count(pages)
-            case LateWriteEnded(pool=pool, pages=pages, lost=True):
-                self.tainted_pages[pool] += r.count(pages)
-            case Adopted(pages=adopted):
-                for pool, count in adopted.items():
-                    self.resident_pages[pool] += count
-            case Evicted(pool=pool, pages=count, quarantined=slots):
-                self.resident_pages[pool] -= count
-                self.tainted_pages[pool] -= sum(hi - lo for lo, hi in slots)
-                self.quarantined_pages[pool] += sum(hi - lo for lo, hi in slots)
-            case Issued() | Committed() | Clamped():
-                self.locks += 1
-            case AnchorUnlocked() | PagesUnlocked():
-                self.locks -= 1
-            case _:
-                pass
 
     def open_obligations(self) -> int:
         """Return how many obligations of any prefetch are open on this rank."""
@@ -134,6 +109,67 @@ class Book:
         if locks != self.locks:
             faults.append(f"{self.locks} locks are held, prefetches owe {locks}")
         return faults
+
+
+def _reserved(book: Book, event: HostReserved) -> None:
+    book.held_pages[event.pool] += event.pages[1] - event.pages[0]
+
+
+def _released(book: Book, event: HostReleased) -> None:
+    book.held_pages[event.pool] -= r.count(event.pages)
+
+
+def _quarantined(book: Book, event: HostQuarantined) -> None:
+    pages = r.count(event.pages)
+    book.held_pages[event.pool] -= pages
+    book.quarantined_pages[event.pool] += pages
+
+
+def _handed_over(book: Book, event: HostHandedOver) -> None:
+    pages = r.count(event.pages)
+    book.held_pages[event.pool] -= pages
+    book.resident_pages[event.pool] += pages
+
+
+def _late_ended(book: Book, event: LateWriteEnded) -> None:
+    if event.lost:
+        book.tainted_pages[event.pool] += r.count(event.pages)
+
+
+def _adopted(book: Book, event: Adopted) -> None:
+    for pool, pages in event.pages.items():
+        book.resident_pages[pool] += pages
+
+
+def _evicted(book: Book, event: Evicted) -> None:
+    gone = sum(hi - lo for lo, hi in event.quarantined)
+    book.resident_pages[event.pool] -= event.pages
+    book.tainted_pages[event.pool] -= gone
+    book.quarantined_pages[event.pool] += gone
+
+
+def _locked(book: Book, event: Issued | Committed | Clamped) -> None:
+    book.locks += 1
+
+
+def _unlocked(book: Book, event: AnchorUnlocked | PagesUnlocked) -> None:
+    book.locks -= 1
+
+
+_COUNT: dict[type[Event], Callable[[Book, Any], None]] = {
+    HostReserved: _reserved,
+    HostReleased: _released,
+    HostQuarantined: _quarantined,
+    HostHandedOver: _handed_over,
+    LateWriteEnded: _late_ended,
+    Adopted: _adopted,
+    Evicted: _evicted,
+    Issued: _locked,
+    Committed: _locked,
+    Clamped: _locked,
+    AnchorUnlocked: _unlocked,
+    PagesUnlocked: _unlocked,
+}
 
 
 def fold(layout: Layout, budget_pages: Mapping[str, int], events: Iterable[Event], degrade: bool = False) -> Book:

@@ -76,6 +76,8 @@ class Layout:
     own: tuple[Pool, ...] = field(init=False, repr=False, compare=False)
     groups: tuple[tuple[Pool, ...], ...] = field(init=False, repr=False, compare=False)
     index_of: dict[str, int] = field(init=False, repr=False, compare=False)
+    _required: tuple[tuple[Pool, ...], ...] = field(init=False, repr=False, compare=False)  # by `degrade`
+    _rules: tuple[OutcomeRule, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -85,6 +87,9 @@ class Layout:
         object.__setattr__(self, "groups", groups)
         object.__setattr__(self, "pools", tuple(pool for group in groups for pool in group))
         object.__setattr__(self, "index_of", {p.name: i for i, p in enumerate(self.pools)})
+        required = tuple(_required(self.pools, degrade) for degrade in (False, True))
+        object.__setattr__(self, "_required", required)
+        object.__setattr__(self, "_rules", tuple(_rule(pools) for pools in required))
 
     def declaration(self) -> dict[str, object]:
         """Return the layout as plain values, as a log's header holds it; `Layout.of_declaration` reads it back."""
@@ -114,24 +119,34 @@ class Layout:
 
     def required(self, degrade: bool = False) -> tuple[Pool, ...]:
         """Return the pools that a usable prefix needs; `degrade` drops the rebuildable ones."""
-        spared = {Need.OPTIONAL, Need.REBUILDABLE} if degrade else {Need.OPTIONAL}
-        return tuple(p for p in self.pools if p.need not in spared)
+        return self._required[degrade]
 
     def rule(self, degrade: bool = False) -> OutcomeRule:
         """Return the outcome rule that follows from the required pools."""
-        sidecars = [p for p in self.required(degrade) if p.name != KV]
-        if not sidecars:
-            return OutcomeRule.KV
-        if all(isinstance(p.coverage, AllPages) and p.rides_on == KV for p in sidecars):
-            return OutcomeRule.CLAMP
-        return OutcomeRule.ALL_OR_NOTHING
+        return self._rules[degrade]
 
     def has_trailing(self, degrade: bool = False) -> bool:
         """Say whether a required pool is trailing, so that restorable lengths are a set and not a prefix."""
         return any(isinstance(p.coverage, TrailingPages) for p in self.required(degrade))
 
 
+def _required(pools: tuple[Pool, ...], degrade: bool) -> tuple[Pool, ...]:
+    spared = {Need.OPTIONAL, Need.REBUILDABLE} if degrade else {Need.OPTIONAL}
+    return tuple(p for p in pools if p.need not in spared)
+
+
+def _rule(required: tuple[Pool, ...]) -> OutcomeRule:
+    sidecars = [p for p in required if p.name != KV]
+    if not sidecars:
+        return OutcomeRule.KV
+    if all(isinstance(p.coverage, AllPages) and p.rides_on == KV for p in sidecars):
+        return OutcomeRule.CLAMP
+    return OutcomeRule.ALL_OR_NOTHING
+
+
 def _check(layout: Layout) -> None:
+    if strange := [pool for pool in layout.pools if not isinstance(pool, Pool) or not isinstance(pool.name, str)]:
+        raise LayoutError(str(layout.name), repr(strange[0]), "a layout is made of pools with names")
     by_name = {p.name: p for p in layout.pools}
 
     def refuse(pool: str, why: str) -> LayoutError:
@@ -144,6 +159,8 @@ def _check(layout: Layout) -> None:
         raise refuse(KV, "it must be required, cover all pages and have slots of its own")
     seen: set[str] = set()
     for pool in layout.pools:
+        if not isinstance(pool.need, Need) or not isinstance(pool.coverage, (AllPages, TrailingPages)):
+            raise refuse(pool.name, f"need {pool.need!r} and coverage {pool.coverage!r} must be a Need and a Coverage")
         if not pool.name.isidentifier() or not pool.name.isascii() or len(pool.name) > 64:
             raise refuse(pool.name, "a pool name is up to 64 ASCII letters, digits and underscores, the first no digit")
         if pool.name in seen:

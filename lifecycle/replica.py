@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,6 +17,7 @@ import xxhash
 from lifecycle import ranges as r
 from lifecycle.errors import IllegalTransition, ObligationError, UnknownRequest
 from lifecycle.events import (
+    EVENT_TYPES,
     Adopted,
     Clamped,
     Closed,
@@ -41,6 +43,20 @@ RECENT = 32
 """How many replicated steps are kept, to name the first that differs between ranks."""
 
 _ENCODE = msgspec.msgpack.Encoder().encode
+
+
+
+
+def _reader(names: tuple[str, ...]) -> Callable[[Event], tuple[Any, ...]]:
+    """Return what reads these fields of an event, as a tuple."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    (name,) = names
+    return lambda event: (getattr(event, name),)
+
+
+_FACTS = {kind: (str(kind.__struct_config__.tag), _reader(kind.REPLICATED)) for kind in EVENT_TYPES.values() if kind.REPLICATED}
+"""Wire name and replicated fields of each event that has any: what enters the digest."""
 
 
 class Step(NamedTuple):
@@ -133,19 +149,21 @@ class Replica:
 
         What is not legal, or happens a second time, raises and changes nothing.
         """
-        if not event.REPLICATED:
+        kind = type(event)
+        facts = _FACTS.get(kind)
+        if facts is None:
             return
+        said = _ENCODE((facts[0], *facts[1](event)))  # first: what cannot be encoded must change nothing
         id_ = getattr(event, "prefetch", None)
-        if id_ is not None and type(event) is not Issued:
+        if id_ is not None and kind is not Issued:
             prefetch = self.in_flight.get(id_)
             if prefetch is None:
                 raise IllegalTransition(id_, type(event).__name__, "not in flight", ())
             evolve(prefetch, event)
-        handler = _APPLY.get(type(event))
+        handler = _APPLY.get(kind)
         if handler is not None:
             handler(self, event)
-        facts = [event.__struct_config__.tag, *(getattr(event, name) for name in event.REPLICATED)]
-        self.digest = xxhash.xxh3_64_intdigest(_ENCODE(facts), seed=self.digest) >> (64 - DIGEST_BITS)
+        self.digest = xxhash.xxh3_64_intdigest(said, seed=self.digest) >> (64 - DIGEST_BITS)
         self._steps += 1
         self.recent.append(Step(self._steps, self.digest, event))
 

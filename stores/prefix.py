@@ -48,7 +48,7 @@ class RadixIndex:
         """
         asked = self._required if pools is None else tuple(self._layout.pool(name) for name in pools)
         tree = self._tree
-        path, reached = tree.walk(tree.root, tuple(keys))
+        path, reached = tree.walk(tree.root, _chain(keys), len(keys))
         slots, sources, covered = tree.gather(path)
         pages = longest_covered(
             reached, [(tree.held(pool, slots, covered), Rows.window(pool)) for pool in asked if pool.name != KV]
@@ -93,7 +93,7 @@ class RadixIndex:
         Returns `Reason.ANCHOR_LOST` if the place is gone, `Reason.INSERT_DROPPED` if the keys do not pass the anchor.
         Raises `ConfigError` for an offer that makes no sense.
         """
-        chain = tuple(keys)
+        chain = _chain(keys)
         check_offer(self._rows, anchor, len(chain), offer)
         node = self._find(anchor)
         if node is None:
@@ -122,7 +122,7 @@ class RadixIndex:
         `slots[pool]` has one slot per page of `offer[pool]` for each pool with own slots; those of pages that are not
         taken stay the caller's. Raises `AnchorLost` or `ConfigError` having taken nothing.
         """
-        chain = tuple(keys)
+        chain = _chain(keys)
         check_offer(self._rows, anchor, len(chain), offer)
         given = check_slots(self._rows, offer, slots)
         node = self._live("insert under", anchor)
@@ -228,3 +228,8 @@ class RadixIndex:
 
     def _note(self, *facts: object) -> None:
         self._hash.update(repr(facts).encode())
+
+
+def _chain(keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the keys as a tuple, uncopied where they are one: a copy touches every key."""
+    return keys if isinstance(keys, tuple) else tuple(keys)

@@ -38,15 +38,15 @@ class RadixTree:
         self._uid = self.insertions = 0
         self.root = Node(rows, 0, (), 0, 0, 0)
 
-    def walk(self, node: Node, keys: tuple[str, ...]) -> tuple[list[Step], int]:
-        """Follow the keys from the end of `node` on; return the nodes passed and the page reached."""
+    def walk(self, node: Node, keys: tuple[str, ...], end: int) -> tuple[list[Step], int]:
+        """Follow the keys from the end of `node` on, up to page `end`; return the nodes passed and the page reached."""
         path: list[Step] = []
         at = node.end
-        while at < len(keys):
+        while at < end:
             child = node.children.get(keys[at])
             if child is None:
                 break
-            ahead = keys[at : at + len(child.keys)]
+            ahead = keys[at : min(end, at + len(child.keys))]
             take = len(ahead)
             if child.keys[:take] != ahead:
                 take = next(i for i, (have, want) in enumerate(zip(child.keys, ahead, strict=False)) if have != want)
@@ -84,7 +84,7 @@ class RadixTree:
 
     def survey(self, anchor: Node, keys: tuple[str, ...], offer: Offer) -> Survey:
         """Compare an offer with the tree, changing nothing."""
-        path, reached = self.walk(anchor, keys[: offer[KV][1]])
+        path, reached = self.walk(anchor, keys, offer[KV][1])
         lacks: dict[int, Mask] = {}
         for row, name in enumerate(self.rows.own):
             lo, hi = offer.get(name, (0, 0))
@@ -116,8 +116,12 @@ class RadixTree:
         count = int(np.count_nonzero(fresh))
         if not count:
             return 0
-        node.slots[row, at][fresh] = slots[low - lo : high - lo][fresh]
-        node.sources[row, at][fresh] = source
+        if count == high - low:  # the common case: no mask
+            node.slots[row, at] = slots[low - lo : high - lo]
+            node.sources[row, at] = source
+        else:
+            node.slots[row, at][fresh] = slots[low - lo : high - lo][fresh]
+            node.sources[row, at][fresh] = source
         for rider in self.rows.riders_of[row]:
             first, last = offer.get(self.rows.riders[rider], (0, 0))
             pages = np.arange(low, high)

@@ -30,6 +30,7 @@ from stores.prefix import RadixIndex
 from stores.prefix_match import RadixMatch
 
 TICKS_PER_REQUEST = 4  # arrivals are sped up or slowed down to this mean
+ADMIT_AFTER_TICKS = 4  # the queue that a request waits in at least, while its prefetch goes on
 PREFILL_TOKENS_PER_TICK, DECODE_TOKENS_PER_TICK = 8192, 128
 RETRY_TICKS, MAX_RETRIES = 16, 32  # of a prefetch that was declined because too many tokens were in flight
 IDLE_S = 0.0003  # a tick that moved nothing leaves the core to the readers
@@ -44,6 +45,7 @@ class Job:
     keys: KeyChain
     upset: Upset | None
     attempt: int = 0
+    admit_at: int = 0  # not asked for before this tick
     retry_at: int | None = None  # declined as rate limited: try again then
     retries: int = 0
     match: RadixMatch | None = None  # what it is served from, locked
@@ -123,7 +125,7 @@ class Scheduler:
         moved = False
         while self._arrivals and len(self._waiting) < MAX_WAITING and self._arrives(self._arrivals[0]) <= self.clock:
             request = self._arrivals.popleft()
-            job = Job(request, self._keys_of(request), self._upsets.draw(request.id))
+            job = Job(request, self._keys_of(request), self._upsets.draw(request.id), admit_at=self.clock + ADMIT_AFTER_TICKS)
             self._waiting.append(job)
             self._prefetch(job)
             moved = True
@@ -149,7 +151,7 @@ class Scheduler:
         for job in list(self._waiting):
             if len(self._running) == MAX_RUNNING:
                 break
-            if job.retry_at is None and self._coordinator.ready(job.id):
+            if job.retry_at is None and self.clock >= job.admit_at and self._coordinator.ready(job.id):
                 self._waiting.remove(job)
                 self._start(job)
                 moved = True

@@ -34,6 +34,10 @@ class BadKey(LifecycleError, ValueError):
         super().__init__(f"cannot use {shown} as the key{where}: a page key is 64 lower-case hex digits (see page_keys)")
 
 
+class BadRequest(LifecycleError, ValueError):
+    """Raised when a request id or an attempt number cannot be logged and compared. Nothing changed."""
+
+
 class IllegalTransition(LifecycleError):
     """Raised when a trigger is not legal in the prefetch's state. Nothing changed."""
 

@@ -95,7 +95,7 @@ class Policies:
     max_pages: int = 4096  # longer spans are cut to this
     limit_tokens: int = 1 << 20  # tokens in flight
     lost_read_s: float = 60.0  # a read unanswered for so long is lost, under every stop policy
-    max_lost_reads: int = 8  # beyond it, lost readers are not replaced and `issue` declines
+    max_lost_reads: int = 8  # readers that hang in lost reads; while more do, none is replaced and `issue` declines
     row_capacity: int = 64  # prefetches agreed in one round
     mask_capacity: int = 8  # restorable sets agreed in one round (layouts with trailing pools)
     lag_ticks: int = 0  # a round launched at tick t is consumed at tick t + lag

@@ -84,7 +84,7 @@ def advice(event: Event) -> Advice | None:
             )
         case Declined(reason=Reason.READERS_LOST):
             return Advice(
-                "prefetching is off", _STORE + "more reads than max_lost_reads were lost; repair it and restart", "run"
+                "prefetching is off", _STORE + "more readers than max_lost_reads hang; once they come back it goes on", "run"
             )
         case EventsLost():
             return Advice("events lost", "see the cause; what this log says of prefetches around here is not complete")

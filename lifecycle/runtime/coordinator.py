@@ -10,7 +10,7 @@ from typing import Any
 
 from lifecycle import decide
 from lifecycle.book import Book
-from lifecycle.errors import AnchorLost, BadKey, CoordinatorClosed, DuplicateAttempt, UnknownRequest
+from lifecycle.errors import AnchorLost, BadKey, BadRequest, CoordinatorClosed, DuplicateAttempt, UnknownRequest
 from lifecycle.events import Declined, Issued, LoadedTaken, PrefixServed, RequestFinished, Wanted
 from lifecycle.keys import KeyChain
 from lifecycle.layout import Layout
@@ -72,6 +72,7 @@ class Coordinator:
         Raises `DuplicateAttempt` for an attempt that was issued before, `BadKey` for keys that are none or not the anchor's.
         """
         self._check_open("issue", request)
+        _check_name(request, attempt)
         keys = KeyChain(keys)
         start = anchor.pages
         if start > len(keys) or (start and keys[start - 1] != anchor.key):
@@ -162,12 +163,20 @@ class Coordinator:
         """Put the engine's own pages [anchor.pages, end_page) into host memory and the index; return the end reached.
 
         Evicts under the same budgets as a prefetch, and stops short where there is no room. `fill(pool, pages, slots)`
-        writes the bytes before anyone can see them.
+        writes the bytes before anyone can see them. What fails on one rank of several fails its next round, on all ranks.
         """
         self._check_open("adopt pages for", request)
         if self._rank.settler.behind:  # the index has yet to take what it promised to
             return anchor.pages
-        return self._rank.residency.adopt(request, KeyChain(keys), anchor, end_page, fill, self._rank.tick_number)
+        _check_name(request, 0)
+        chain = KeyChain(keys)
+        try:
+            return self._rank.residency.adopt(request, chain, anchor, end_page, fill, self._rank.tick_number)
+        except Exception as error:  # the others adopted: this rank's replica differs, and its next round says why
+            if self._rank.alone:
+                raise
+            self._ticks.note_fault(error)
+            return anchor.pages
 
     def _request(self, operation: str, request: str) -> RequestState:
         self._check_open(operation, request)
@@ -240,3 +249,15 @@ class Coordinator:
     def check_integrity(self, replay: bool = True) -> None:
         """Raise `IntegrityError` with everything that does not add up; `replay` folds the log and compares, too."""
         inspection.check_integrity(self._rank, replay)
+
+
+def _check_name(request: str, attempt: int) -> None:
+    """Raise `BadRequest` for what could not be logged and compared between ranks."""
+    if not isinstance(request, str):
+        raise BadRequest(f"cannot take {request!r} as a request id: need text")
+    try:
+        request.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"cannot take {request!a} as a request id: it is not text that can be encoded") from error
+    if not isinstance(attempt, int) or isinstance(attempt, bool) or not 0 <= attempt < 1 << 63:
+        raise BadRequest(f"cannot take {attempt!r} as an attempt of request {request!r}: need a whole number from 0")

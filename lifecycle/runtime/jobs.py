@@ -3,11 +3,14 @@
 A job is an existence query or a batch of at most 128 pages: the pool with slots of its own first, then what rides on it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import index
 from typing import NamedTuple
 
+import numpy as np
 import structlog
 
+from lifecycle.coverage import Flags
 from lifecycle.ranges import Range
 from lifecycle.reasons import ReadCode
 from lifecycle.runtime.ports import HostMemory, PageResult, PageStore, SlotArray
@@ -35,8 +38,8 @@ class Landing(NamedTuple):
 class Job:
     """A read batch (with `parts`) or an existence query (without). Made by the scheduler, run by one reader."""
 
-    __slots__ = ("claimed", "claimed_ns", "ended", "heard", "keys", "lost", "owner", "pages", "parts", "pools", "prefetch",
-                 "returned", "stopped")  # fmt: skip
+    __slots__ = ("claimed", "claimed_ns", "ended", "heard", "hung", "keys", "lost", "owner", "pages", "parts", "pools",
+                 "prefetch", "replaced", "returned", "stopped")  # fmt: skip
 
     def __init__(
         self, prefetch: int, owner: str, pages: Range, parts: tuple[Part, ...], keys: Sequence[str] = (),
@@ -50,7 +53,8 @@ class Job:
         self.pools = pools
         self.claimed_ns = 0  # written once by the reader that claims it, before its note
         self.stopped = False  # written once by the scheduler: read nothing more
-        self.claimed = self.ended = self.lost = False  # the scheduler's own
+        self.replaced = False  # written once by the scheduler: another reader does this one's work
+        self.claimed = self.ended = self.lost = self.hung = False  # the scheduler's own
         self.heard: tuple[str, ...] = ()  # pools whose part was answered; the scheduler's own
         self.returned = False  # whether its place in the queue's count is given back
 
@@ -67,7 +71,7 @@ class Note(NamedTuple):
     kind: str
     part: Part | None = None
     landings: tuple[Landing, ...] = ()
-    present: object = None
+    present: Mapping[str, Flags] | None = None
 
 
 def run(job: Job, store: PageStore, memory: HostMemory) -> Iterator[Note]:
@@ -75,26 +79,35 @@ def run(job: Job, store: PageStore, memory: HostMemory) -> Iterator[Note]:
     if job.is_query:
         yield _query(job, store)
     for part in job.parts:
-        yield Note(job, "part", part, landings(part.pages, _read(job, part, store, memory), memory.page_bytes(part.pool)))
+        yield Note(job, "part", part, _read(job, part, store, memory))
     yield Note(job, "end")
 
 
 def _query(job: Job, store: PageStore) -> Note:
     try:
-        return Note(job, "part", present=store.restorable(job.keys, job.pools))
-    except Exception as error:  # a store's fault must not kill the reader: it becomes "not known", with its cause
+        return Note(job, "part", present=_presence(store.restorable(job.keys, job.pools), job))
+    except BaseException as error:  # a store's fault must not kill the reader: it becomes "not known", with its cause
         log.warning("existence query raised", prefetch=job.prefetch, error=repr(error))
         return Note(job, "part")
 
 
-def _read(job: Job, part: Part, store: PageStore, memory: HostMemory) -> object:
+def _presence(answer: object, job: Job) -> Mapping[str, Flags] | None:
+    """Return what a store said is there, or None if it did not say it for every key of every pool."""
+    if not isinstance(answer, Mapping) or any(pool not in answer for pool in job.pools):
+        return None
+    present = {pool: np.asarray(answer[pool], dtype=np.bool_) for pool in job.pools}
+    return present if all(flags.shape == (len(job.keys),) for flags in present.values()) else None
+
+
+def _read(job: Job, part: Part, store: PageStore, memory: HostMemory) -> tuple[Landing, ...]:
     if job.stopped:
-        return [PageResult(0, ReadCode.CANCELLED)] * len(part.keys)
+        return (Landing(part.pages, ReadCode.CANCELLED, None),)
     try:
-        return store.read_into(part.pool, part.keys, memory.buffers(part.pool, part.slots))
-    except Exception as error:  # as above: every page of the part failed with an io error
+        results = store.read_into(part.pool, part.keys, memory.buffers(part.pool, part.slots))
+        return landings(part.pages, results, memory.page_bytes(part.pool))
+    except BaseException as error:  # as above: every page of the part failed with an io error
         log.warning("page read raised", prefetch=job.prefetch, pool=part.pool, error=repr(error))
-        return [PageResult(0, ReadCode.IO_ERROR)] * len(part.keys)
+        return (Landing(part.pages, ReadCode.IO_ERROR, None),)
 
 
 def landings(pages: Range, results: object, page_bytes: int) -> tuple[Landing, ...]:
@@ -113,14 +126,14 @@ def landings(pages: Range, results: object, page_bytes: int) -> tuple[Landing, .
         sums = None
         if codes[place] is None:
             known = [result.checksum for result in results[place:stop]]
-            sums = tuple(known) if all(value is not None for value in known) else None
+            sums = None if None in known else tuple([index(value) for value in known])
         out.append(Landing((lo + place, lo + stop), codes[place], sums))
         place = stop
     return tuple(out)
 
 
 def _code(result: object, page_bytes: int) -> ReadCode | None:
-    if not isinstance(result, PageResult):
+    if not isinstance(result, PageResult) or not (result.code is None or isinstance(result.code, ReadCode)):
         return ReadCode.BAD_RESULT
     if result.code is None and result.nbytes != page_bytes:
         return ReadCode.SHORT

@@ -182,7 +182,7 @@ class EventLog(Protocol):
     """Where the events of one rank go. `append` and `flush` never wait for the disk and never encode."""
 
     def append(self, record: Record) -> None:
-        """Keep a record, in order."""
+        """Keep a record, in order. Never raises while the log is open: what cannot be kept is counted as lost."""
 
     def flush(self) -> None:
         """Hand what was appended to the writer; called at the end of each tick."""

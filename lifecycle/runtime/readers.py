@@ -151,6 +151,8 @@ class Readers:
                 if note.kind == "end":
                     self.queue.done(job)
                 self.notes.append(note)
+            if job.replaced:
+                return
 
     def close(self, timeout_s: float) -> int:
         """Stop; wait up to `timeout_s` in all; return how many readers are still in a read."""

@@ -98,7 +98,9 @@ class Residency:
         self._index.lock(anchor)
         try:
             room = self.room()  # what the anchor holds cannot make any
-            for pool in self._layout.own:
+            for pool in self._layout.required(self._book.degrade):
+                if pool.rides_on is not None:
+                    continue
                 if isinstance(pool.coverage, AllPages) or room[pool.name] < pool.coverage.window_pages:
                     end_page = min(end_page, anchor.pages + max(0, room[pool.name]))
             if end_page <= anchor.pages:
@@ -108,15 +110,20 @@ class Residency:
             self.locked = self._still_locked([*self.locked, anchor])
 
     def _adopt_locked(self, request: str, keys: Sequence[str], anchor: Anchor, end_page: int, fill: Fill, tick: int) -> int:
-        offer = coverage.published(self._layout, anchor.pages, end_page, ())
+        left_out: tuple[str, ...] = ()  # optional and degradable pools without room: they shorten nothing
         while True:  # making room may drop pages that the index had, so the plan is made until its needs are met
+            offer = coverage.published(self._layout, anchor.pages, end_page, left_out)
             found = self._index.plan_insert(anchor, keys, offer)
             if isinstance(found, Reason):
                 return anchor.pages
             need = {pool: r.count(pages) for pool, pages in found.taken.items()}
             room = self.room()
-            if any(pages > room[pool] for pool, pages in need.items()):
-                return anchor.pages
+            if short := [pool for pool, pages in need.items() if pages > room[pool]]:
+                groups = [group for group in self._layout.groups if group[0].name in short]
+                if any(coverage.is_required(self._book.degrade, group[0]) for group in groups):
+                    return anchor.pages
+                left_out += tuple([pool.name for group in groups for pool in group])
+                continue
             if all(pages <= self._book.replica.budget(pool) for pool, pages in need.items()):
                 break
             self.make_room(need)
@@ -133,11 +140,10 @@ class Residency:
                 placed[pool][first - lo : stop - lo] = taken_slots[used : used + stop - first]
                 used += stop - first
         try:
-            for pool_spec in self._layout.pools:
-                owner = self._layout.owner(pool_spec.name)
-                window = offer[pool_spec.name]
+            for name, window in offer.items():
+                owner = self._layout.owner(name)
                 for lo, hi in r.intersect(found.taken.get(owner, r.EMPTY), r.span(*window)):
-                    fill(pool_spec.name, (lo, hi), placed[owner][lo - offer[owner][0] : hi - offer[owner][0]])
+                    fill(name, (lo, hi), placed[owner][lo - offer[owner][0] : hi - offer[owner][0]])
             self._index.insert(anchor, keys, offer, placed, 0, tick)
         except BaseException:
             self.unreleased += [(pool, taken) for pool, taken in slots.items() if len(taken)]

@@ -91,7 +91,7 @@ class Ticks:
             if self._fault is None:
                 self._drain()
         except Exception as error:  # the round must be launched before this rank raises, or its peers would hang
-            self._note_fault(error)
+            self.note_fault(error)
 
     def _drain(self) -> None:
         rank = self._rank
@@ -123,7 +123,7 @@ class Ticks:
             try:
                 return agreement.build(self._reports, False, declining)
             except Exception as error:  # as in _begin
-                self._note_fault(error)
+                self.note_fault(error)
         return agreement.build(self._reports, True, declining)
 
     def _launch_round(self) -> None:
@@ -171,7 +171,7 @@ class Ticks:
                 if masks is not None:
                     self._fill(masks)
             except Exception as error:  # as in _begin
-                self._note_fault(error)
+                self.note_fault(error)
         rank.agreement.forget_closed()
         return masks
 
@@ -197,7 +197,7 @@ class Ticks:
             for prefetch, lengths in self._rank.agreement.read_masks(masks):
                 self._rank.steps.take_lengths(prefetch, lengths)
         except Exception as error:  # as in _begin
-            self._note_fault(error)
+            self.note_fault(error)
 
     def _fill(self, masks: Masks) -> None:
         for place, id_ in enumerate(masks.ids):
@@ -205,7 +205,8 @@ class Ticks:
             if transfer is not None and transfer.lengths is not None:
                 masks.buffer[place, : len(transfer.lengths)] = transfer.lengths
 
-    def _note_fault(self, error: Exception) -> None:
+    def note_fault(self, error: Exception) -> None:
+        """Keep an error of this rank's own, for its next round to tell the others."""
         if self._fault is None:
             self._fault = error
             log.error("this rank failed; its next round tells the others", error=repr(error))
@@ -216,7 +217,7 @@ class Ticks:
         except Exception as error:  # as in _begin
             if self._rank.alone:
                 raise
-            self._note_fault(error)
+            self.note_fault(error)
 
     # --- one rank ------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ Lives on the scheduler's thread. Decides nothing: it turns notes into events and
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -90,11 +90,12 @@ class Transfers:
         self.of: dict[int, Transfer] = {}
         self.dirty: set[int] = set()  # what may have something new to say or to settle; never iterated unsorted
         self.lost_reads = 0
+        self.hung_readers = 0  # how many readers are in a read that was given up as lost
 
     @property
     def declining(self) -> bool:
-        """Whether so many reads were lost that new prefetches make no sense."""
-        return self.lost_reads > self._policies.max_lost_reads
+        """Whether so many readers hang that new prefetches make no sense; over once enough of them have come back."""
+        return self.hung_readers > self._policies.max_lost_reads
 
     def ask(self, transfer: Transfer) -> None:
         """Ask this rank's shard of L3 what it has of the span."""
@@ -152,6 +153,9 @@ class Transfers:
 
     def _take_note(self, note: Note) -> None:
         job = note.job
+        if job.hung and note.kind == "end":  # its reader has come back after all
+            job.hung = False
+            self.hung_readers -= 1
         transfer = self.of.get(job.prefetch)
         if note.kind == "claim":
             self._claim(job, transfer)
@@ -185,10 +189,10 @@ class Transfers:
         if shared.state is not State.ISSUED or transfer.local.hit_page != UNKNOWN:
             return
         span_pages = shared.end_page - shared.start_page
-        present = _checked_presence(note.present, self._required, span_pages)
-        if present is None:
+        if note.present is None:
             self._no_answer(transfer)
             return
+        present = dict(note.present)
         leading = {pool: coverage.leading_run(flags) for pool, flags in present.items()}
         for pool in self._absent:  # no shard here: nothing of it can be missing
             present[pool] = np.ones(span_pages, dtype=np.bool_)
@@ -282,7 +286,7 @@ class Transfers:
             self._no_answer(transfer)
         if not job.ended:  # a reader hangs in it, whether or not anybody still waits for the answer
             self._readers.queue.done(job)
-            self._replace_reader()
+            self._replace_reader(job)
 
     def _lose_read(self, job: Job) -> None:
         if job.ended:
@@ -294,7 +298,7 @@ class Transfers:
         self._end_late(transfer, job, lost=True)
         self._note_progress(transfer)
         self.dirty.add(job.prefetch)
-        self._replace_reader()
+        self._replace_reader(job)
 
     def give_up(self, transfer: Transfer) -> None:
         """Treat every claimed read that is still out as lost: nobody will drain its answer any more."""
@@ -305,9 +309,12 @@ class Transfers:
                 self._end_late(transfer, job, lost=True)
         self.dirty.add(transfer.local.shared.id)
 
-    def _replace_reader(self) -> None:
+    def _replace_reader(self, job: Job) -> None:
         self.lost_reads += 1
+        self.hung_readers += 1
+        job.hung = True
         if not self.declining:
+            job.replaced = True
             self._readers.add()
 
     def fail_unclaimed(self) -> None:
@@ -323,11 +330,3 @@ class Transfers:
                     for part in job.parts:
                         self._emit(ReadFailed(id_, part.pool, part.pages, ReadCode.IO_ERROR))
             self._note_progress(transfer)
-
-
-def _checked_presence(results: object, pools: tuple[str, ...], span_pages: int) -> dict[str, Flags] | None:
-    """Return what a store said is there, or None if it did not say it for every key of every pool."""
-    if not isinstance(results, Mapping) or any(pool not in results for pool in pools):
-        return None
-    present = {pool: np.asarray(results[pool], dtype=np.bool_) for pool in pools}
-    return present if all(flags.shape == (span_pages,) for flags in present.values()) else None

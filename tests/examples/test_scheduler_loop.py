@@ -231,7 +231,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     ("options", "said"),
     [
         (["--layout", "gqa"], "there are: kv_only, dsa, swa, mamba, deepseek_v4"),
-        (["--store", "s3:bucket"], "memory and file:DIR"),
+        (["--store", "s3:bucket"], "there are memory, file:DIR"),
         (["--events", "kafka"], "memory, jsonl:DIR, sqlite:DIR"),
         (["--stop-policy", "never"], "best_effort, wait_complete, timeout"),
         (["--page-size", "0"], "--page-size 0"),

@@ -135,9 +135,7 @@ def usable(layout: Layout, policies: Policies, prefetch: Prefetch, agreed: Mappi
     """Apply the outcome rule to what was agreed; a prefetch without a plan has nothing usable."""
     if not prefetch.reserved:
         return coverage.Outcome(prefetch.start_page)
-    return coverage.outcome(
-        layout, policies.degrade, prefetch.start_page, prefetch.plan_page, prefetch.left_out, agreed
-    )
+    return coverage.outcome(layout, policies.degrade, prefetch.start_page, prefetch.plan_page, prefetch.left_out, agreed)
 
 
 def outcome(

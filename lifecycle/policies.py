@@ -99,6 +99,7 @@ class Policies:
     row_capacity: int = 64  # prefetches agreed in one round
     mask_capacity: int = 8  # restorable sets agreed in one round (layouts with trailing pools)
     lag_ticks: int = 0  # a round launched at tick t is consumed at tick t + lag
+    round_every_ticks: int = 1  # a round is launched at ticks that this divides
     pipeline_stages: int = 1  # a stage's tick is fed by the one before, so the lag is at least stages - 1
     batch_pages: int = 128  # keys in one read
     stuck_after_tries: int = 100  # a failing port is reported as stuck after so many ticks
@@ -150,6 +151,7 @@ _LEAST = {
     "row_capacity": 1,
     "mask_capacity": 1,
     "lag_ticks": 0,
+    "round_every_ticks": 1,
     "pipeline_stages": 1,
     "batch_pages": 1,
     "stuck_after_tries": 1,

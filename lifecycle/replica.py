@@ -45,8 +45,6 @@ RECENT = 32
 _ENCODE = msgspec.msgpack.Encoder().encode
 
 
-
-
 def _reader(names: tuple[str, ...]) -> Callable[[Event], tuple[Any, ...]]:
     """Return what reads these fields of an event, as a tuple."""
     if len(names) > 1:

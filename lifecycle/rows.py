@@ -17,6 +17,9 @@ from lifecycle.replica import DIGEST_BITS
 NEUTRAL = 0x7FFFFFFF
 """The MIN over ranks of anything and this is the other; a reason of this value is no reason."""
 
+SPARE_WORDS = 4
+"""How many monotone counters of its own an engine may have agreed: its index may move by the reduced values alone."""
+
 _WORD = (1 << (DIGEST_BITS // 2)) - 1
 _FIXED = 7
 _HEADER_FIXED = 8
@@ -43,6 +46,7 @@ class Header(NamedTuple):
     failed: bool
     declining: bool
     quarantined_pages: tuple[int, ...]  # per own pool, in the layout's order
+    counters: tuple[int, ...]  # the engine's own, SPARE_WORDS of them
 
 
 @dataclass(slots=True)
@@ -80,7 +84,7 @@ class RowCodec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "own", len(self.layout.own))
         object.__setattr__(self, "width", _FIXED + len(self.layout.pools))
-        object.__setattr__(self, "header", _HEADER_FIXED + self.own)
+        object.__setattr__(self, "header", _HEADER_FIXED + self.own + SPARE_WORDS)
 
     @property
     def size(self) -> int:
@@ -93,7 +97,7 @@ class RowCodec:
         low, high = header.digest & _WORD, header.digest >> (DIGEST_BITS // 2)
         words = [
             header.rows, -header.rows, low, -low, high, -high, -header.failed, -header.declining,
-            *(-pages for pages in header.quarantined_pages),
+            *(-pages for pages in header.quarantined_pages), *header.counters,
         ]  # fmt: skip
         for hit_page, ceiling_page, can_stop, must_stop, final, settled, reason, landed in reports:
             words += (hit_page, ceiling_page, can_stop, -must_stop, final, settled, reason, *landed)
@@ -105,8 +109,9 @@ class RowCodec:
         words = buffer[: self.header].tolist()
         same = words[0] == -words[1] and words[2] == -words[3] and words[4] == -words[5]
         digest = words[2] | words[4] << (DIGEST_BITS // 2)
-        quarantined = tuple(-word for word in words[_HEADER_FIXED:])
-        return Header(words[0], digest, words[6] != 0, words[7] != 0, quarantined), same
+        spare = _HEADER_FIXED + self.own
+        quarantined = tuple(-word for word in words[_HEADER_FIXED:spare])
+        return Header(words[0], digest, words[6] != 0, words[7] != 0, quarantined, tuple(words[spare:])), same
 
     def read_rows(self, buffer: NDArray[np.int32], count: int) -> list[Report]:
         """Return the first `count` rows."""

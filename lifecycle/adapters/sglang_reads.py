@@ -122,9 +122,7 @@ class Reads:
             self._unclaim(seen, claim)
         self._close(seen)
 
-    def _said_read_batch(
-        self, seen: Seen, first: int, pages: int, kv_pages: int, sides: dict[str, tuple[bool, ...]]
-    ) -> None:
+    def _said_read_batch(self, seen: Seen, first: int, pages: int, kv_pages: int, sides: dict[str, tuple[bool, ...]]) -> None:
         lo, hi = seen.start_page + first, seen.start_page + first + pages
         if not seen.terminated and not seen.ended:
             self.progress(seen, lo + kv_pages)

@@ -165,4 +165,3 @@ class Seen:
     def quiet(self) -> bool:
         """Whether nothing of it is out any more."""
         return self.ended and self.over and not self.claims and not any(self.held.values())
-

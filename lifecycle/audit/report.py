@@ -36,7 +36,7 @@ def write_report(file: IO[bytes], runs: Sequence[Run]) -> int:
     """Write the page of these runs; return how many violations it shows or counts."""
     total = 0
     _put(file, "<!doctype html><html lang=en><head><meta charset=utf-8>")
-    _put(file, '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'">')
+    _put(file, "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">")
     _put(file, '<meta name=viewport content="width=device-width,initial-scale=1"><title>Prefetch audit</title>')
     _put(file, f"<style>{_STYLE}</style></head><body><h1>Prefetch audit</h1>")
     for run in runs:

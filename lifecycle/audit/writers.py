@@ -55,9 +55,7 @@ class Writers:
                 self._remember((event.prefetch, event.pool), held)
                 return found
             case Adopted():
-                return [
-                    late for pool, slots in event.slots.items() for late in self._given(record.seq, 0, pool, slots, None)
-                ]
+                return [late for pool, slots in event.slots.items() for late in self._given(record.seq, 0, pool, slots, None)]
             case _:
                 pass
         return []

@@ -15,7 +15,7 @@ from lifecycle.layout import Layout
 from lifecycle.policies import Policies
 from lifecycle.prefetch import Prefetch
 from lifecycle.replica import DIGEST_BITS
-from lifecycle.rows import Header, Masks, Report, Round, RowCodec
+from lifecycle.rows import SPARE_WORDS, Header, Masks, Report, Round, RowCodec
 from lifecycle.runtime import naming
 from lifecycle.runtime.naming import Naming
 from lifecycle.runtime.ports import PrefixIndex
@@ -64,6 +64,8 @@ class Agreement:
         self.launched_ns = 0  # when the last round was built
         self.collectives = 0
         self.declining = False  # agreed: no rank should begin more
+        self.fed = [0] * SPARE_WORDS  # the engine's counters on this rank
+        self.counters = (0,) * SPARE_WORDS  # agreed: their least over all ranks
 
     # --- building ------------------------------------------------------------------------------------------------------
 
@@ -77,7 +79,9 @@ class Agreement:
         prefetches = [replica.in_flight[id_] for id_ in ids]
         reports = [] if failed else reports_of(ids)
         digest = 0 if failed else (replica.digest ^ self._index.digest()) & _DIGEST
-        buffer = self._codec.pack(Header(len(ids), digest, failed, declining, self.quarantined_here()), reports)
+        buffer = self._codec.pack(
+            Header(len(ids), digest, failed, declining, self.quarantined_here(), tuple(self.fed)), reports
+        )
         self.number += 1
         if ids:
             self._last_sent = ids[-1]
@@ -115,7 +119,7 @@ class Agreement:
 
     def read(self, round_: Round, rows: list[Report], wanted: Masks | None, header: Header) -> list[tuple[Prefetch, Report]]:
         """Return the agreed rows that are not void, having lowered the budgets first."""
-        self.take_header(header.declining, header.quarantined_pages)
+        self.take_header(header.declining, header.quarantined_pages, header.counters)
         in_flight = self._book.replica.in_flight
         moved = zip(round_.ids, round_.moves, rows, strict=True)
         fresh = [(in_flight[id_], report) for id_, moves, report in moved if id_ in in_flight and in_flight[id_].moves == moves]
@@ -130,9 +134,9 @@ class Agreement:
         book = self._book
         return tuple([book.quarantined_pages[pool.name] + book.tainted_pages[pool.name] for pool in self._layout.own])
 
-    def take_header(self, declining: bool, quarantined_pages: tuple[int, ...]) -> None:
+    def take_header(self, declining: bool, quarantined_pages: tuple[int, ...], counters: tuple[int, ...]) -> None:
         """Take what is agreed of the ranks themselves; with one rank, what this rank says."""
-        self.declining = declining
+        self.declining, self.counters = declining, counters
         for pool, pages in zip(self._layout.own, quarantined_pages, strict=True):
             if pages != self._book.replica.quarantined_pages[pool.name]:
                 self._emit(QuarantineAgreed(pool.name, pages))

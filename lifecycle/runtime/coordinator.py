@@ -10,14 +10,14 @@ from typing import Any
 
 from lifecycle import decide
 from lifecycle.book import Book
-from lifecycle.errors import AnchorLost, BadKey, BadRequest, CoordinatorClosed, DuplicateAttempt, UnknownRequest
+from lifecycle.errors import AnchorLost, BadKey, BadRequest, ConfigError, CoordinatorClosed, DuplicateAttempt, UnknownRequest
 from lifecycle.events import Declined, Issued, LoadedTaken, PrefixServed, RequestFinished, Wanted
 from lifecycle.keys import KeyChain
 from lifecycle.layout import Layout
 from lifecycle.policies import Policies
 from lifecycle.reasons import Reason
 from lifecycle.replica import RequestState
-from lifecycle.rows import Masks, Round
+from lifecycle.rows import NEUTRAL, Masks, Round
 from lifecycle.runtime import inspection
 from lifecycle.runtime.naming import Naming
 from lifecycle.runtime.ports import Anchor, EventLog, HostMemory, Match, PageStore, PrefixIndex
@@ -178,6 +178,23 @@ class Coordinator:
             self._ticks.note_fault(error)
             return anchor.pages
 
+    def feed(self, place: int, value: int) -> None:
+        """Report a counter of the engine's own on this rank, which never falls (write-backs done, say), for the next round.
+
+        Local: `counter(place)` is its least over all ranks, and all that an index of all ranks may move by.
+        """
+        fed = self._rank.agreement.fed
+        if not 0 <= place < len(fed) or not fed[place] <= value < NEUTRAL:
+            raise ConfigError(
+                f"cannot feed {value} at place {place}: there are places 0 to {len(fed) - 1}, and a counter only rises,"
+                f" from {fed[place] if 0 <= place < len(fed) else 0} to below {NEUTRAL}"
+            )
+        fed[place] = value
+
+    def counter(self, place: int) -> int:
+        """Return the agreed value of a counter that the ranks feed: as of the last round, the same on all."""
+        return self._rank.agreement.counters[place]
+
     def _request(self, operation: str, request: str) -> RequestState:
         self._check_open(operation, request)
         state = self._rank.book.replica.requests.get(request)
@@ -201,7 +218,10 @@ class Coordinator:
         self._ticks.tick()
 
     def begin_tick(self) -> Round | None:
-        """Begin a tick by hand and return the round whose buffer is to be reduced (None with one rank). Lag 0 only."""
+        """Begin a tick by hand and return the round whose buffer is to be reduced. Lag 0 only.
+
+        None with one rank, and at ticks without a round (`round_every_ticks`).
+        """
         return self._ticks.begin()
 
     def end_tick(self, reduced: Round) -> Masks | Naming | None:

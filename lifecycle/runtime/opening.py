@@ -97,9 +97,7 @@ def decline(transport: Transport) -> None:
         _exchange([], [], 0, False, transport)
 
 
-def _exchange(
-    words: list[int], capacities: list[int], run: int, starts: bool, transport: Transport
-) -> NDArray[np.int32]:
+def _exchange(words: list[int], capacities: list[int], run: int, starts: bool, transport: Transport) -> NDArray[np.int32]:
     values = words + [0] * (MAX_WORDS - len(words))
     assert len(values) == MAX_WORDS, "raise MAX_WORDS"
     buffer = np.full(_FIXED + MAX_OWN_POOLS, NEUTRAL, dtype=np.int32)

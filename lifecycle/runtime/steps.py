@@ -45,9 +45,7 @@ class Steps:
         self._trailing = layout.has_trailing(policies.degrade)
         self.tick = 0
 
-    def take_report(
-        self, prefetch: Prefetch, report: Report, participants: int, round_number: int, sets_apart: bool
-    ) -> None:
+    def take_report(self, prefetch: Prefetch, report: Report, participants: int, round_number: int, sets_apart: bool) -> None:
         """Move a prefetch by its agreed report. `sets_apart`: restorable sets come by an exchange of their own."""
         if not decide.hit_is_known(prefetch, report):
             here = self._transfers.of[prefetch.id].local.runs()

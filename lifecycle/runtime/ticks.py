@@ -52,13 +52,16 @@ class Ticks:
         self._flush()
 
     def begin(self) -> Round | None:
-        """Begin a tick by hand; return the round to be reduced, or None with one rank."""
+        """Begin a tick by hand; return the round to be reduced, or None with one rank and at ticks without a round."""
         if self._rank.policies.lag_ticks:
             raise ConfigError("cannot begin a tick by hand with a lag: use tick() and a transport")
         self._begin()
         if self._rank.alone:
             self._consume_alone()
             self._rank.events.flush()
+            return None
+        if not self._round_is_due():
+            self._flush()
             return None
         return self._build()
 
@@ -127,8 +130,12 @@ class Ticks:
         return agreement.build(self._reports, True, declining)
 
     def _launch_round(self) -> None:
-        if not self._naming:
+        if not self._naming and self._round_is_due():
             self._launch(self._build())
+
+    def _round_is_due(self) -> bool:
+        """By tick number alone, so that all ranks launch alike."""
+        return self._rank.tick_number % self._rank.policies.round_every_ticks == 0
 
     def _launch(self, exchange: Exchange) -> None:
         rank = self._rank
@@ -224,7 +231,7 @@ class Ticks:
     def _consume_alone(self) -> None:
         """Take this rank's own reports in place of a round: only of what may have something new to say."""
         transfers, agreement, now_ns = self._rank.transfers, self._rank.agreement, self._rank.clock_ns()
-        agreement.take_header(transfers.declining, agreement.quarantined_here())
+        agreement.take_header(transfers.declining, agreement.quarantined_here(), tuple(agreement.fed))
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, id_ = heapq.heappop(self._deadlines)
             due = transfers.of.get(id_)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lifecycle.codec import encode
-from lifecycle.errors import IntegrityError
+from lifecycle.errors import IntegrityError, LogError
 from lifecycle.runtime.coordinator import Coordinator
 from lifecycle.runtime.cuda import CudaTransport
 from lifecycle.runtime.ports import EventLog, PageStore
@@ -150,7 +150,7 @@ def _broken(coordinator: Coordinator, store: PageStore) -> list[str]:
     try:
         coordinator.check_integrity()
         store.check_integrity()
-    except IntegrityError as error:
+    except (IntegrityError, LogError) as error:
         return [str(error)]
     return []
 

@@ -16,7 +16,7 @@ from lifecycle.reasons import Reason
 class Scope:
     """A call of the scheduler's that may end one prefetch; what happens inside it belongs to that prefetch."""
 
-    __slots__ = ("agreed", "frees", "kind", "locks", "names", "occupied", "peer_stopped", "reduced_ns", "seen")
+    __slots__ = ("agreed", "frees", "kind", "locks", "occupied", "peer_stopped", "reduced_ns", "seen")
 
     def __init__(self, kind: str, seen: Seen | None = None, occupied: int = 0, locks: int | None = None) -> None:
         self.kind = kind
@@ -24,7 +24,6 @@ class Scope:
         self.occupied = occupied
         self.locks = locks
         self.frees: list[tuple[str, Any]] = []
-        self.names: list[str] = []
         self.agreed: dict[str, int] | None = None
         self.reduced_ns = 0
         self.peer_stopped = False
@@ -43,6 +42,7 @@ class Ends:
         self.scopes: list[Scope] = []
         self.pending: dict[int, Seen] = {}  # no plan yet
         self.hits: dict[int, int] = {}  # agreed, of operations that wait for their pages
+        self._least: dict[Any, bool] = {}  # whether a reduction is a MIN, by its operator: asking for its name is slow
 
     def occupied(self) -> int:
         """Return the tokens in flight, by the engine's own count."""
@@ -69,8 +69,6 @@ class Ends:
                 self._sync()
             seen = self._recorder.by_operation.get(id(operation_of(entry)))
         scope = Scope(kind, seen, self.occupied(), getattr(seen.anchor, "host_ref_counter", None) if seen else None)
-        if seen is not None:
-            scope.names = [name_of(each.name) for each in getattr(seen.operation, "pool_transfers", None) or ()]
         self.scopes.append(scope)
         return scope
 
@@ -191,7 +189,10 @@ class Ends:
         if scope is None or scope.kind != "check":
             return None
         operator = args[1] if len(args) > 1 else kwargs["op"]
-        return args[0], "MIN" in repr(operator), time.monotonic_ns()
+        least = self._least.get(operator)
+        if least is None:
+            least = self._least[operator] = "MIN" in repr(operator)
+        return args[0], least, time.monotonic_ns()
 
     def after_reduce(self, token: tuple[Any, bool, int] | None, result: object) -> None:
         """Note what the ranks agreed on."""
@@ -199,9 +200,11 @@ class Ends:
         if token is None or scope is None:
             return
         tensor, least, since_ns = token
-        values = tensor.reshape(-1).tolist()
+        values = tensor.tolist()
         if least:
-            scope.agreed = {KV: values[0], **dict(zip(scope.names, values[1:], strict=False))}
+            assert scope.seen is not None, "a scope without a prefetch is none here"
+            names = [name_of(each.name) for each in getattr(scope.seen.operation, "pool_transfers", None) or ()]
+            scope.agreed = {KV: values[0], **dict(zip(names, values[1:], strict=False))}
             scope.reduced_ns = time.monotonic_ns() - since_ns
         elif len(values) > 1:
             scope.peer_stopped = values[1] == 1

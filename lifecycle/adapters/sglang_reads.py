@@ -69,7 +69,7 @@ class Reads:
             self.progress(seen, min(hi, seen.start_page + completed_tokens // self._page))
             if seen.kv_landed < hi:
                 self._emit(ReadFailed(seen.id, KV, (max(lo, seen.kv_landed), hi), ReadCode.MISSING))
-        claim = next(each for each in seen.claims if each[0] == KV and each[1] == (lo, hi))
+        claim = _claim_of(seen, (lo, hi))
         if to_come and not seen.terminated:
             claim[2] = VIRTUAL
         else:
@@ -130,7 +130,7 @@ class Reads:
                 self._emit(ReadFailed(seen.id, KV, (max(lo, seen.kv_landed), hi), ReadCode.MISSING))
             for pool, flags in sides.items():
                 self._tell_side(seen, pool, flags, lo)
-        self._unclaim(seen, next(each for each in seen.claims if each[0] == KV and each[1] == (lo, hi)))
+        self._unclaim(seen, _claim_of(seen, (lo, hi)))
         self._close(seen)
 
     def _tell_side(self, seen: Seen, pool: str, flags: tuple[bool, ...], at_page: int | None = None) -> None:
@@ -176,6 +176,14 @@ class Reads:
         for claim in list(seen.claims):
             if claim[2] == VIRTUAL:
                 self._unclaim(seen, claim)
+
+
+def _claim_of(seen: Seen, pages: Range) -> list[Any]:
+    """Return the claim of some pages of kv; it is there, since the thread that reads said so before."""
+    claim: list[Any] = seen.claims[-1]
+    if claim[1] != pages or claim[0] != KV:
+        claim = next(each for each in seen.claims if each[0] == KV and each[1] == pages)
+    return claim
 
 
 _SAID: dict[str, Callable[..., None]] = {

@@ -64,7 +64,7 @@ class Recorder:
         self.by_operation = self.reads.by_operation
         self.by_id: dict[int, Seen] = {}
         self.attempts: dict[str, int] = {}
-        self._fresh: list[tuple[str, Any]] = []  # allocations that nobody has claimed yet
+        self.fresh: list[tuple[str, Any]] = []  # allocations that nobody has claimed yet
 
     # --- issue ---------------------------------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class Recorder:
 
     def allocated(self, pool: str, indices: Any) -> None:
         """Note that slots of a pool were given out; to whom follows."""
-        self._fresh.append((pool, indices))
+        self.fresh.append((pool, indices))
 
     def resolved(self, seen: Seen, hit_pages: int, miss: Reason | None = None) -> None:
         """Tell what this rank's shard of L3 holds."""
@@ -120,25 +120,26 @@ class Recorder:
             window = self._layout.pool(pool).window(seen.start_page, seen.plan_page)
             given[pool] = (window, self._slots[pool].of(more)[: window[1] - window[0]])
         cut = Reason.HOST_CAPACITY if seen.plan_page < hit_page else None
-        left_out = tuple(
-            p.name for group in self._layout.groups if group[0].name not in given for p in group
-        )  # a span that is shorter than the window is read without it
+        left_out: tuple[str, ...] = ()
+        if len(given) < len(self._layout.groups):  # a span that is shorter than the window is read without it
+            left_out = tuple(p.name for group in self._layout.groups if group[0].name not in given for p in group)
         self._emit(PlanAgreed(seen.id, hit_page, seen.plan_page, cut, {p: each[0] for p, each in given.items()}, left_out))
         for pool, (pages, taken) in given.items():
             seen.reserve(pool, pages, taken)
             self._slots[pool].take(taken, seen.id, HELD)
             self._emit(HostReserved(seen.id, pool, pages, slot_runs(taken)))
-        mine = set(map(id, sidecars.values()))
-        self._fresh = [each for each in self._fresh if id(each[1]) not in mine and each[1] is not whole]
+        if self.fresh:
+            mine = set(map(id, sidecars.values()))
+            self.fresh = [each for each in self.fresh if id(each[1]) not in mine and each[1] is not whole]
         seen.over = False
 
     def settle_allocations(self, waiting: Sequence[Any] = ()) -> None:
         """Take what nobody claimed for the engine's own; `waiting` are buffers of prefetches that have no plan yet."""
-        if not self._fresh:
+        if not self.fresh:
             return
         kept = {id(each) for each in waiting}
-        mine = [each for each in self._fresh if id(each[1]) not in kept]
-        self._fresh = [each for each in self._fresh if id(each[1]) in kept]
+        mine = [each for each in self.fresh if id(each[1]) not in kept]
+        self.fresh = [each for each in self.fresh if id(each[1]) in kept]
         for pool, indices in mine:
             slots = self._slots[pool].of(indices)
             if slots:

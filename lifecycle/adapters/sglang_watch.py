@@ -25,8 +25,10 @@ class Watch:
     """The hooks on the scheduler's side of one cache."""
 
     def __init__(
-        self, tree: Any, controller: Any, layout: Layout, recorder: Recorder, flush: Callable[[], None], riders_with_kv: bool
+        self, tree: Any, controller: Any, layout: Layout, recorder: Recorder, flush: Callable[[], None], ranks: int,
+        riders_with_kv: bool,
     ) -> None:  # fmt: skip
+        self._ranks = ranks
         self._tree, self._controller, self._layout, self._recorder, self._flush = tree, controller, layout, recorder, flush
         self._riders_with_kv = riders_with_kv
         self._page = int(controller.page_size)
@@ -61,10 +63,10 @@ class Watch:
             ),
             "which pages of other pools go back": around(controller, "append_host_mem_release", ends.releasing, None),
         }
-        if hasattr(tree, "_sync_and_check_hybrid_prefetch_result") or not self._riders_with_kv:
-            seen["what the ranks agreed on"] = around(tree, "_all_reduce_attn_groups", ends.before_reduce, ends.after_reduce)
-        else:  # a thread of its own reduces, bit by bit, and the scheduler goes by what comes out
+        if self._riders_with_kv:  # a thread of its own reduces, bit by bit, and the scheduler goes by what comes out
             seen["what each rank brought to the agreement (only what came of it)"] = False
+        elif self._ranks > 1:  # alone, what this rank read is what is agreed
+            seen["what the ranks agreed on"] = around(tree, "_all_reduce_attn_groups", ends.before_reduce, ends.after_reduce)
         if hasattr(tree, "dec_host_lock_ref"):
             around(tree, "dec_host_lock_ref", first, ends.unlocked)
         return seen
@@ -95,7 +97,8 @@ class Watch:
             groups = getattr(entry, "comp_xfers", {}).values()
             seen.transfers = tuple(each for group in groups for each in group if each.indices_from_pool is None)
             self._pending[seen.id] = seen
-        self._recorder.settle_allocations(self._waiting())
+        if self._recorder.fresh:
+            self._recorder.settle_allocations(self._waiting())
 
     def _declined(self, issue: _Issue, start: int) -> None:
         tokens = max(0, issue.tokens - int(bool(getattr(self._tree, "is_eagle", False))))
@@ -139,7 +142,8 @@ class Watch:
         if self._silent_revokes:
             self._find_revoked()
         self._hits.clear()
-        self._recorder.settle_allocations(self._waiting())
+        if self._recorder.fresh:
+            self._recorder.settle_allocations(self._waiting())
         self._flush()
 
     def _find_revoked(self) -> None:
@@ -159,11 +163,15 @@ class Watch:
                 operation = seen.operation
                 pages = len(operation.hash_value)
                 hit = self._hits.pop(id(operation), pages)
-                more = {name_of(each.name): each.host_indices for each in seen.transfers if each.host_indices is not None}
-                more = {name: indices for name, indices in more.items() if name != KV and name in self._layout.index_of}
+                more = {}
+                for each in seen.transfers:
+                    name = name_of(each.name)
+                    if each.host_indices is not None and name != KV and name in self._layout.index_of:
+                        more[name] = each.host_indices
                 whole, seen.whole = seen.whole, None
                 indices = operation.host_indices
-                self._recorder.planned(seen, hit, indices if whole is None else whole, indices[: pages * self._page], more)
+                used = indices if len(indices) == pages * self._page else indices[: pages * self._page]
+                self._recorder.planned(seen, hit, indices if whole is None else whole, used, more)
         self._recorder.reads.drain()
 
     def _waiting(self) -> list[Any]:

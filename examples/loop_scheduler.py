@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from lifecycle.events import Declined
 from lifecycle.keys import KeyChain
 from lifecycle.layout import Layout
-from lifecycle.policies import Policies
+from lifecycle.policies import BestEffort, Policies
 from lifecycle.ranges import Range
 from lifecycle.reasons import Reason
 from lifecycle.runtime.coordinator import Coordinator
@@ -30,7 +30,7 @@ from stores.prefix import RadixIndex
 from stores.prefix_match import RadixMatch
 
 TICKS_PER_REQUEST = 4  # arrivals are sped up or slowed down to this mean
-ADMIT_AFTER_TICKS = 4  # the queue that a request waits in at least, while its prefetch goes on
+BEST_EFFORT_TICKS = 4  # asking ends a best-effort prefetch, so a request is not asked for before that
 PREFILL_TOKENS_PER_TICK, DECODE_TOKENS_PER_TICK = 8192, 128
 RETRY_TICKS, MAX_RETRIES = 16, 32  # of a prefetch that was declined because too many tokens were in flight
 IDLE_S = 0.0003  # a tick that moved nothing leaves the core to the readers
@@ -77,6 +77,7 @@ class Scheduler:
     ) -> None:
         self._pools = layout.required(policies.degrade)
         self._drain_s = policies.lost_read_s + DRAIN_S
+        self._patience = BEST_EFFORT_TICKS if isinstance(policies.stop, BestEffort) else 0
         self._page_size = page_size
         self._coordinator, self._index, self._memory = coordinator, index, memory
         self._write_back, self._keys_of, self._rank, self._upsets = write_back, keys_of, rank, upsets
@@ -125,7 +126,7 @@ class Scheduler:
         moved = False
         while self._arrivals and len(self._waiting) < MAX_WAITING and self._arrives(self._arrivals[0]) <= self.clock:
             request = self._arrivals.popleft()
-            job = Job(request, self._keys_of(request), self._upsets.draw(request.id), admit_at=self.clock + ADMIT_AFTER_TICKS)
+            job = Job(request, self._keys_of(request), self._upsets.draw(request.id), admit_at=self.clock + self._patience)
             self._waiting.append(job)
             self._prefetch(job)
             moved = True

@@ -172,6 +172,8 @@ class Coordinator:
         chain = KeyChain(keys)
         try:
             return self._rank.residency.adopt(request, chain, anchor, end_page, fill, self._rank.tick_number)
+        except AnchorLost:  # alike on all ranks, since their indexes have one shape
+            raise
         except Exception as error:  # the others adopted: this rank's replica differs, and its next round says why
             if self._rank.alone:
                 raise
@@ -253,6 +255,11 @@ class Coordinator:
     def tick_number(self) -> int:
         """How many ticks began."""
         return self._rank.tick_number
+
+    @property
+    def fault(self) -> Exception | None:
+        """An error of this rank's own that its next round tells the others; then all raise `SyncFailed`."""
+        return self._ticks.fault
 
     @property
     def collectives(self) -> int:

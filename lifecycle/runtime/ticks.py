@@ -33,6 +33,11 @@ class Ticks:
         self._deadlines: list[tuple[int, int]] = []
 
     @property
+    def fault(self) -> Exception | None:
+        """An error of this rank's own: its next round is launched as failed."""
+        return self._fault
+
+    @property
     def naming(self) -> bool:
         """Whether the ranks have diverged and the exchange that says why is on its way: what fails has not been told yet."""
         return self._naming

@@ -97,6 +97,8 @@ class World:
         for rank in self.ranks:
             try:
                 results.append(call(rank))
+                if rank.coordinator.fault is not None:  # kept for the next round, so that the peers learn it
+                    raise rank.coordinator.fault
             except PortDown:
                 results.append(None)
                 self.ticker.excuse("a port failed in a command")

@@ -3,7 +3,11 @@
 Each name is a row of the README's table "what this library does differently, and why".
 """
 
+import re
+
 from lifecycle.audit.laws import Law, Violation
+
+_REASON = re.compile(r"reason \w+(, pool \w+)?")
 
 READ_AFTER_END = "read_after_end"
 """A prefetch that was stopped before its first read is read all the same, one batch of kv; nothing of it counts."""
@@ -19,6 +23,9 @@ NO_BUDGET = "no_budget"
 
 UNLOCKED_EARLY = "unlocked_early"
 """What was handed over may be evicted before the prefetch is over."""
+
+REASON_APART = "reason_apart"
+"""Each rank stops for a reason of its own; only what is usable is agreed."""
 
 FREED_APART = "freed_apart"
 """Each rank frees, evicts and closes when it can, not in a round that all see."""
@@ -37,6 +44,8 @@ def known_difference(violation: Violation) -> str | None:
         return NO_BUDGET
     if law is Law.QUIESCENCE and "is evicted" in what and "locked until its prefetch is closed" in violation.right:
         return UNLOCKED_EARLY
+    if law is Law.RANKS and _REASON.sub("", what) == _REASON.sub("", violation.right.partition(", as on rank")[0]):
+        return REASON_APART
     if law is Law.RANKS and any(name in what + violation.right for name in ("Closed", "Evicted", "Adopted", "RequestFinished")):
         return FREED_APART
     return None

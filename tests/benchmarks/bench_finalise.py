@@ -3,7 +3,7 @@
     .venv-sglang/bin/python tests/benchmarks/bench_finalise.py      (see tests/sglang/setup.sh)
 
 Without SGLang only ours is measured. What is timed: the scheduler's own work from the last answer to the end, all pages
-read, nothing in the tree before. Medians of many prefetches, the two interleaved so that both see the same machine.
+read, nothing in the tree before. Medians of many prefetches, the two in turn by blocks so that both see the same machine.
 """
 
 import argparse
@@ -36,6 +36,7 @@ from stores.prefix import RadixIndex  # noqa: E402
 
 PAGE = 64  # tokens
 PAGES = (1, 32, 512, 2048)
+BLOCK = 25  # prefetches of one side in a row
 GOALS = {1: None, 32: 1.0, 512: 0.3, 2048: 0.1}
 Slots = NDArray[np.int32]
 
@@ -209,16 +210,16 @@ def main() -> None:
     )
     table = {}
     for pages in args.pages:
-        sides = {"ours": ours(pages, args.rounds + 5, "memory")}
+        sides = {"ours": ours(pages, 2 * args.rounds + BLOCK, "memory")}
         if version is not None:
             sides["SGLang"] = theirs(pages)
         took: dict[str, list[float]] = {name: [] for name in sides}
-        for turn in range(args.rounds + 5):
-            for name, once in sides.items():
-                us = once()
-                if turn >= 5:
-                    took[name].append(us)
         gc.collect()
+        gc.freeze()  # as a server does once it is up: what was there before is not walked again
+        for _ in range(0, args.rounds, BLOCK):
+            for name, once in sides.items():
+                once()  # the code of the other side was run last
+                took[name] += [once() for _ in range(BLOCK)]
         medians = {name: statistics.median(values) for name, values in took.items()}
         table[pages] = medians
         words = "  ".join(f"{name} {us:8.1f} us" for name, us in medians.items())

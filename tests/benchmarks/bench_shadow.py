@@ -7,6 +7,7 @@ pop_prefetch_loaded_tokens. Goal: at most 40 us a prefetch, and 1 us a page at m
 """
 
 import argparse
+import gc
 import platform
 import statistics
 import sys
@@ -25,7 +26,8 @@ from lifecycle.adapters.guard import guard  # noqa: E402
 from lifecycle.adapters.sglang import shadow  # noqa: E402
 from stores.events import MemoryEventLog  # noqa: E402
 
-PAGE = 64
+PAGE = 64  # tokens
+BLOCK = 25  # prefetches of one side in a row
 
 
 def prefetches(pages: int, layout: str, watched: str) -> Callable[[], float]:
@@ -80,11 +82,12 @@ def main() -> None:
     for pages in (1, 32, 512):
         sides = {name: prefetches(pages, args.layout, name) for name in ("without", "shadow", "guard")}
         took: dict[str, list[float]] = {name: [] for name in sides}
-        for turn in range(args.rounds + 10):
+        gc.collect()
+        gc.freeze()  # as a server does once it is up: what was there before is not walked again
+        for _ in range(0, args.rounds, BLOCK):
             for name, once in sides.items():
-                us = once()
-                if turn >= 10:
-                    took[name].append(us)
+                once()  # the code of another side was run last
+                took[name] += [once() for _ in range(BLOCK)]
         medians = {name: statistics.median(values) for name, values in took.items()}
         words = "  ".join(f"{name} {us:7.1f} us" for name, us in medians.items())
         added = medians["shadow"] - medians["without"]

@@ -15,6 +15,7 @@ pytest.importorskip("sglang.srt", reason="needs SGLang (tests/sglang/setup.sh)")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import originals
+    import watched_ranks
     from cases import Case, draw, run_original
     from originals import Script, World, tokens_of
 
@@ -138,6 +139,13 @@ def test_guard_raises_out_of_the_call_that_broke_the_law() -> None:
         world.pools["kv"].free(tail)
     assert watch.counts == {caught.value.violation.law.value: 1}
     assert watch.attached
+
+
+def test_two_ranks_leave_logs_that_agree() -> None:
+    """Over Gloo, each rank's log is lawful by itself and beside its peer's, but for what is known and named."""
+    wrong, known = watched_ranks.run(20)
+    assert wrong == []
+    assert set(known) <= {"read_after_end", "limit_overshot", "reason_apart"}
 
 
 def run_version(script: str, version: str) -> dict[str, dict[str, object]]:

@@ -27,6 +27,7 @@ OTHER: dict[str, Any] = {
     "row_capacity": 7,
     "mask_capacity": 3,
     "lag_ticks": 1,
+    "round_every_ticks": 2,
     "pipeline_stages": 2,
     "batch_pages": 16,
     "stuck_after_tries": 9,

@@ -235,8 +235,6 @@ class Coordinator:
         """Take the reduced second exchange of this tick."""
         self._ticks.end_second(reduced)
 
-    end_masks = end_exchange
-
     def close(self, timeout_s: float = 5.0) -> None:
         """Discard what is in flight, wait up to `timeout_s` for reads that are out, quarantine what they may still write.
 

@@ -216,6 +216,22 @@ def test_beyond_the_limit_of_lost_reads_issue_declines_on_all_ranks(rig_of: RigO
     assert rig.take_loaded("c") == 0
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_prefetching_goes_on_once_the_reader_that_hung_has_come_back(rig_of: RigOf, ranks: int) -> None:
+    """What counts is how many readers hang now: nothing has to be restarted."""
+    rig = rig_of(ranks=ranks, readers=1, lost_read_s=10.0, max_lost_reads=0, capacity=64)
+    rig.stores[-1].hold("kv")
+    first = rig.issue("a", 4)
+    rig.until(lambda: rig.stores[-1].waiting("kv"))
+    rig.clock.advance(11)
+    rig.until_closed(first)
+    rig.tick(2)
+    assert isinstance(rig.issue("b", 4), ev.Declined)
+    rig.stores[-1].open_all()
+    rig.until(lambda: rig.ranks[-1].snapshot()["lost_reads"] == 1 and not rig.ranks[-1]._rank.agreement.declining)
+    assert isinstance(rig.run("c", 4), ev.Committed)
+
+
 @pytest.mark.parametrize("how", ["committed", "discarded", "lost", "aborted"])
 @pytest.mark.parametrize("layout", PRESETS)
 def test_a_late_answer_only_discharges(rig_of: RigOf, layout: str, how: str) -> None:

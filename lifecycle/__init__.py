@@ -17,7 +17,7 @@ from lifecycle.layout import (
     preset,
     swa,
 )
-from lifecycle.policies import BestEffort, OnShortfall, Policies, Pressure, Timeout, WaitComplete
+from lifecycle.policies import BestEffort, OnShortfall, Policies, Pressure, Retry, Timeout, WaitComplete
 from lifecycle.reasons import ReadCode, Reason
 from lifecycle.states import State
 
@@ -38,6 +38,7 @@ __all__ = [
     "ReadCode",
     "Reason",
     "Record",
+    "Retry",
     "State",
     "Timeout",
     "TrailingPages",

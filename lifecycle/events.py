@@ -398,12 +398,59 @@ class RequestFinished(Event, frozen=True, tag="request_finished.1"):
     request: str
 
 
+class WaitBegan(Event, frozen=True, tag="wait_began.1"):
+    """The request waits: for room under the limit (`rate_limited`), or to ask L3 again after a miss.
+
+    `due_tick` is the first tick at which it may be tried, `tokens` what it would reserve, and `queries` how often this attempt
+    has asked L3 so far: only real queries count.
+    """
+
+    REPLICATED: ClassVar = ("request", "attempt", "reason", "tick", "due_tick", "tokens", "queries")
+    request: str
+    attempt: int
+    reason: Reason
+    tick: int
+    due_tick: int
+    tokens: int
+    queries: int
+
+
+class WaitEnded(Event, frozen=True, tag="wait_ended.1"):
+    """The wait is over. Without a reason the request is tried again now, and the next event says how that went."""
+
+    REPLICATED: ClassVar = ("request", "attempt", "tick", "reason")
+    request: str
+    attempt: int
+    tick: int
+    reason: Reason | None
+
+
+class PageOverwritten(Event, frozen=True, tag="page_overwritten.1"):
+    """A resident page of this rank is not what landed: it was whole then, and was overwritten since. Found by a scrub."""
+
+    source: int  # the prefetch that brought it
+    pool: str
+    page: int
+    slot: int
+    landed_checksum: int
+    found_checksum: int
+
+
+class PagesScrubbed(Event, frozen=True, tag="pages_scrubbed.1"):
+    """Resident pages of this rank were hashed again. Of `unknown` ones no checksum was kept."""
+
+    checked: int
+    unknown: int
+    changed: int
+
+
 AnyEvent = (
     LogOpened | EventsLost | CoordinatorStopped | Declined | Issued | Wanted | HitResolved | PlanAgreed | HostReserved
     | TransferStarted | ReadClaimed | PagesLanded | ReadFailed | ReadEnded | ReadLost | Capped | Terminated | Synced
     | Committed | Clamped | Discarded | HostHandedOver | HostReleased | HostQuarantined | LateWriteEnded | AnchorUnlocked
     | TokensReturned | TokensCredited | Settled | Closed | PagesUnlocked | ObligationStuck | RoundDone | QuarantineAgreed
-    | Evicted | Adopted | PrefixServed | LoadedTaken | RequestFinished
+    | Evicted | Adopted | PrefixServed | LoadedTaken | RequestFinished | WaitBegan | WaitEnded | PageOverwritten
+    | PagesScrubbed
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ Plain values, checked when they are built. Reads no file and no environment.
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
+from types import NoneType
 
 from lifecycle.errors import ConfigError
 
@@ -82,6 +83,26 @@ class OnShortfall(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Retry:
+    """The coordinator tries again by itself, in ticks, until the request is served, aborted or finished.
+
+    Declined for want of room under the limit, a request waits in line and begins once there is room; nobody overtakes. After
+    a miss, L3 is asked again. Neither holds up admission: `ready` is True while a request waits.
+    """
+
+    every_ticks: int = 32  # from a miss to the next query
+    max_queries: int = 4  # queries of one attempt, the first one included; 1 never asks again
+    max_waiting: int = 1024  # requests that wait at once; what comes then is declined for good
+    give_up_ticks: int = 4096  # the longest wait for room
+
+    def __post_init__(self) -> None:
+        for name in ("every_ticks", "max_queries", "max_waiting", "give_up_ticks"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"cannot use {name}={value!r}: need a whole number of at least 1")
+
+
+@dataclass(frozen=True, slots=True)
 class Policies:
     """Everything an operator sets, equal on all ranks. Raises `ConfigError` for what makes no sense.
 
@@ -91,6 +112,7 @@ class Policies:
     stop: StopPolicy = Timeout()
     pressure: Pressure = Pressure.SHRINK
     shortfall: OnShortfall = OnShortfall.DISCARD
+    retry: Retry | None = None  # what is declined or missed stays so
     threshold_pages: int = 1  # shorter spans and hits are not worth a prefetch
     max_pages: int = 4096  # longer spans are cut to this
     limit_tokens: int = 1 << 20  # tokens in flight
@@ -123,8 +145,8 @@ class Policies:
         if self.lag_ticks < self.pipeline_stages - 1:
             stages = f"{self.pipeline_stages} pipeline stages need at least {self.pipeline_stages - 1}"
             raise ConfigError(f"cannot use lag_ticks={self.lag_ticks}: {stages}, since a stage's tick is fed by the one before")
-        if not (isfinite(self.lost_read_s) and self.lost_read_s > 0):
-            raise ConfigError(f"cannot use lost_read_s={self.lost_read_s}: need a finite time above 0")
+        if not (isinstance(self.lost_read_s, (int, float)) and isfinite(self.lost_read_s) and self.lost_read_s > 0):
+            raise ConfigError(f"cannot use lost_read_s={self.lost_read_s!r}: need a finite time above 0")
 
     @property
     def degrade(self) -> bool:
@@ -141,6 +163,7 @@ _CHOICES: dict[str, tuple[type, ...]] = {
     "stop": (BestEffort, WaitComplete, Timeout),
     "pressure": (Pressure,),
     "shortfall": (OnShortfall,),
+    "retry": (Retry, NoneType),
 }
 
 _LEAST = {

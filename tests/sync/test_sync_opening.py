@@ -8,7 +8,7 @@ import pytest
 
 from lifecycle.errors import ConfigError, SyncFailed
 from lifecycle.layout import Layout, Pool, dsa, kv_only, swa
-from lifecycle.policies import BestEffort, OnShortfall, Policies, Pressure, Timeout, WaitComplete
+from lifecycle.policies import BestEffort, OnShortfall, Policies, Pressure, Retry, Timeout, WaitComplete
 from lifecycle.runtime import rank as rank_module
 from lifecycle.runtime.transport import Alone, TorchTransport
 from stores.prefix import RadixIndex
@@ -19,6 +19,7 @@ OTHER: dict[str, Any] = {
     "stop": BestEffort(),
     "pressure": Pressure.REVOKE,
     "shortfall": OnShortfall.DEGRADE,
+    "retry": Retry(),
     "threshold_pages": 2,
     "max_pages": 5,
     "limit_tokens": 1 << 19,

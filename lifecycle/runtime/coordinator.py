@@ -6,7 +6,7 @@ Everything here runs on the scheduler's thread, without locks. Rules are in `lif
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from lifecycle import decide
 from lifecycle.book import Book
@@ -234,6 +234,10 @@ class Coordinator:
     def end_exchange(self, reduced: Masks | Naming) -> None:
         """Take the reduced second exchange of this tick."""
         self._ticks.end_second(reduced)
+
+    def fail_tick(self, error: Exception) -> NoReturn:
+        """Say that a reduction of this tick by hand failed: nothing is published any more; raises `SyncFailed`."""
+        self._ticks.fail_tick(error)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Discard what is in flight, wait up to `timeout_s` for reads that are out, quarantine what they may still write.

@@ -63,7 +63,7 @@ class Ticks:
         self._begin()
         if self._rank.alone:
             self._consume_alone()
-            self._rank.events.flush()
+            self._flush()
             return None
         if not self._round_is_due():
             self._flush()
@@ -80,6 +80,17 @@ class Ticks:
         """Take the reduced second exchange."""
         self._consume_second(reduced)
         self._flush()
+
+    def fail_tick(self, error: Exception) -> NoReturn:
+        """Take it that the exchange of a tick by hand failed, as `tick` does of the transport's."""
+        rank = self._rank
+        if rank.closed:
+            raise CoordinatorClosed("cannot fail a tick: the coordinator is closed (start a fresh one)")
+        if rank.alone:
+            raise ConfigError("cannot fail a tick: one rank alone exchanges nothing (call this only where a round was begun)")
+        if rank.failure is not None and not self._naming:
+            raise rank.failure.with_traceback(None)
+        self.fail(SyncFailed(rank.agreement.number, rank.transport.ranks, repr(error)), error)
 
     # --- before the round ----------------------------------------------------------------------------------------------
 
@@ -224,6 +235,8 @@ class Ticks:
             log.error("this rank failed; its next round tells the others", error=repr(error))
 
     def _flush(self) -> None:
+        """Hand over, once a tick, what others do: the reads that were planned, and the events."""
+        self._rank.transfers.send()
         try:
             self._rank.events.flush()
         except Exception as error:  # as in _begin
@@ -269,6 +282,7 @@ class Ticks:
 
     def fail(self, failure: SyncFailed, cause: BaseException | None) -> NoReturn:
         """Publish nothing more, discard everything, tell the scheduler."""
+        self._naming = False  # the exchange that says why the ranks differ may be the one that failed
         self._rank.failure = failure
         self._discard_all(Reason.SYNC_FAILED)
         self._flush()

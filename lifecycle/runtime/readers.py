@@ -4,7 +4,7 @@ Knows no state of a prefetch and takes no decision.
 """
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -20,19 +20,17 @@ class ReadQueue:
         self._notes = notes
         self._per_prefetch = per_prefetch
         self._ready = threading.Condition()
-        self._lanes: dict[int, deque[Job]] = {}
-        self._turns: deque[int] = deque()
+        self._lanes: OrderedDict[int, deque[Job]] = OrderedDict()  # the first one has the next turn
         self._running: dict[int, int] = {}
         self._closed = False
 
     def put(self, jobs: Sequence[Job]) -> None:
-        """Add the jobs of one prefetch, in order."""
+        """Add jobs, those of one prefetch in order."""
         with self._ready:
             for job in jobs:
                 lane = self._lanes.get(job.prefetch)
                 if lane is None:
                     lane = self._lanes[job.prefetch] = deque()
-                    self._turns.append(job.prefetch)
                 lane.append(job)
             self._ready.notify(len(jobs))
 
@@ -53,16 +51,16 @@ class ReadQueue:
             return None if self._closed else self._next()
 
     def _next(self) -> Job | None:
-        for _ in range(len(self._turns)):
-            prefetch = self._turns.popleft()
-            lane = self._lanes[prefetch]
-            if self._running.get(prefetch, 0) >= self._per_prefetch:
-                self._turns.append(prefetch)
+        for _ in range(len(self._lanes)):
+            prefetch, lane = next(iter(self._lanes.items()))
+            running = self._running.get(prefetch, 0)
+            if running >= self._per_prefetch:
+                self._lanes.move_to_end(prefetch)
                 continue
             job = lane.popleft()
-            self._running[prefetch] = self._running.get(prefetch, 0) + 1
+            self._running[prefetch] = running + 1
             if lane:
-                self._turns.append(prefetch)
+                self._lanes.move_to_end(prefetch)
             else:
                 del self._lanes[prefetch]
             job.claimed_ns = self._clock_ns()
@@ -96,7 +94,13 @@ class ReadQueue:
                 self._lanes[prefetch] = kept
             else:
                 del self._lanes[prefetch]
-                self._turns.remove(prefetch)
+            return gone
+
+    def withdraw_all(self) -> list[Job]:
+        """Take back every unclaimed job, and return them by prefetch."""
+        with self._ready:
+            gone = [job for _, lane in sorted(self._lanes.items()) for job in lane]
+            self._lanes.clear()
             return gone
 
     def unclaimed(self) -> int:

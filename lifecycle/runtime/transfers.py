@@ -3,7 +3,6 @@
 Lives on the scheduler's thread. Decides nothing: it turns notes into events and queues into withdrawals.
 """
 
-from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -28,6 +27,7 @@ from lifecycle.local import UNKNOWN, Local
 from lifecycle.policies import Policies
 from lifecycle.reasons import ReadCode, Reason
 from lifecycle.runtime.jobs import Job, Landing, Note, Part
+from lifecycle.runtime.overdue import Overdue
 from lifecycle.runtime.ports import Anchor, HostMemory, SlotArray
 from lifecycle.runtime.readers import ReaderPool
 from lifecycle.states import State
@@ -84,9 +84,10 @@ class Transfers:
         self._readers = readers
         self._clock_ns = clock_ns
         self._emit = emit
-        self._claimed: deque[Job] = deque()  # by time of claim, for lost reads
-        self._asked: deque[Job] = deque()  # queries by time of issue
+        self._claimed = Overdue()  # reads by time of claim
+        self._asked = Overdue()  # queries by time of issue
         self._required = tuple(pool.name for pool in layout.required(policies.degrade) if pool.name not in absent)
+        self._unsent: list[Job] = []  # reads of this tick's plans: queued all at once, under one lock
         self.of: dict[int, Transfer] = {}
         self.dirty: set[int] = set()  # what may have something new to say or to settle; never iterated unsorted
         self.lost_reads = 0
@@ -105,11 +106,11 @@ class Transfers:
         job = Job(shared.id, "", span, (), keys, self._required)
         job.claimed_ns = transfer.progress.issued_ns
         transfer.query = job
-        self._asked.append(job)
+        self._asked.add(job)
         self._readers.queue.put([job])
 
     def start(self, transfer: Transfer) -> None:
-        """Queue the reads of the plan: kv and its riders batch by batch, trailing pools last."""
+        """Make the reads of the plan, which `send` queues: kv and its riders batch by batch, trailing pools last."""
         shared = transfer.local.shared
         jobs: list[Job] = []
         for group in self._layout.groups:
@@ -130,8 +131,14 @@ class Transfers:
                     jobs.append(Job(shared.id, owner, batch, tuple(parts)))
         self._land_absent(transfer)
         transfer.jobs = jobs
-        self._readers.queue.put(jobs)
+        self._unsent += jobs
         self._note_progress(transfer)
+
+    def send(self) -> None:
+        """Hand the reads of the plans made since the last call to the readers."""
+        if self._unsent:
+            self._readers.queue.put(self._unsent)
+            self._unsent = []
 
     def _land_absent(self, transfer: Transfer) -> None:
         """Count what this rank has no shard of as landed whole: the neutral value of a MIN."""
@@ -178,7 +185,7 @@ class Transfers:
         if job.is_query or job.claimed or transfer is None:
             return
         job.claimed = True
-        self._claimed.append(job)
+        self._claimed.add(job)
         self._emit(ReadClaimed(job.prefetch, job.owner, job.pages))
         if transfer.progress.started_ns is None:
             transfer.progress.started_ns = job.claimed_ns
@@ -262,23 +269,25 @@ class Transfers:
             job.stopped = True
 
     def _withdraw(self, transfer: Transfer, from_page: int) -> None:
-        gone = self._readers.queue.withdraw(transfer.local.shared.id, from_page)
-        for job in gone:
+        jobs = [job for job in transfer.jobs if not (job.ended or job.claimed) and job.pages[0] >= from_page]
+        query = transfer.query
+        if not jobs and (query is None or query.ended):
+            return  # nearly always, and it spares the lock
+        self.send()
+        for job in self._readers.queue.withdraw(transfer.local.shared.id, from_page):
             job.ended = True
-        for job in transfer.jobs:  # what was not there to take back is claimed, whether or not its note has come
-            if not (job.ended or job.claimed) and job.pages[0] >= from_page:
+        for job in jobs:  # what was not there to take back is claimed, whether or not its note has come
+            if not job.ended:
                 self._claim(job, transfer)
 
     def _find_lost(self) -> None:
         before_ns = self._clock_ns() - self._policies.lost_read_ns
-        while self._asked and (self._asked[0].ended or self._asked[0].claimed_ns <= before_ns):
-            self._lose_query(self._asked.popleft())
-        while self._claimed and (self._claimed[0].ended or self._claimed[0].claimed_ns <= before_ns):
-            self._lose_read(self._claimed.popleft())
+        for query in self._asked.since(before_ns):
+            self._lose_query(query)
+        for job in self._claimed.since(before_ns):
+            self._lose_read(job)
 
     def _lose_query(self, job: Job) -> None:
-        if job.ended:
-            return
         transfer = self.of.get(job.prefetch)
         waits = transfer is not None and transfer.local.shared.state is State.ISSUED
         job.ended = waits and bool(self._readers.queue.withdraw(job.prefetch))
@@ -289,8 +298,6 @@ class Transfers:
             self._replace_reader(job)
 
     def _lose_read(self, job: Job) -> None:
-        if job.ended:
-            return
         transfer = self.of[job.prefetch]  # not closed while a claimed read is neither answered nor lost
         job.lost = job.stopped = True
         self._readers.queue.done(job)
@@ -319,14 +326,17 @@ class Transfers:
 
     def fail_unclaimed(self) -> None:
         """Fail what no reader may ever claim: called while readers are not replaced any more."""
-        for id_ in sorted(self.of):
-            transfer = self.of[id_]
-            for job in self._readers.queue.withdraw(id_):
-                job.ended = True
-                self.dirty.add(id_)
-                if job.is_query:
-                    self._no_answer(transfer)
-                elif transfer.local.shared.state is State.TRANSFERRING:
-                    for part in job.parts:
-                        self._emit(ReadFailed(id_, part.pool, part.pages, ReadCode.IO_ERROR))
-            self._note_progress(transfer)
+        self.send()
+        failed: set[int] = set()
+        for job in self._readers.queue.withdraw_all():
+            job.ended = True
+            id_, transfer = job.prefetch, self.of[job.prefetch]
+            failed.add(id_)
+            if job.is_query:
+                self._no_answer(transfer)
+            elif transfer.local.shared.state is State.TRANSFERRING:
+                for part in job.parts:
+                    self._emit(ReadFailed(id_, part.pool, part.pages, ReadCode.IO_ERROR))
+        self.dirty |= failed
+        for id_ in sorted(failed):
+            self._note_progress(self.of[id_])

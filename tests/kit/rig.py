@@ -286,7 +286,7 @@ class Rig:
                 "retry": len(c._rank.settler.retry),
                 "tries": len(c._rank.settler._tries),
                 "lanes": len(c._rank.readers.queue._lanes),
-                "turns": len(c._rank.readers.queue._turns),
+                "unsent": len(c._rank.transfers._unsent),
                 "masked": len(c._rank.agreement._masked),
             }
             for c in self.ranks

@@ -1,4 +1,4 @@
-"""The README is run: its Python blocks print what it says, its diagram and its names are those of the code."""
+"""The README and the pages beside it are run: blocks print what they say, and what they tell of the code is so."""
 
 import re
 import subprocess
@@ -9,29 +9,47 @@ import pytest
 
 import lifecycle
 import lifecycle.runtime
-from lifecycle.machine import mermaid
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", README, re.DOTALL)
+PAGES = {"README.md": README} | {
+    str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "lifecycle" / "docs").glob("*.md"))
+}
+BLOCKS = [
+    pytest.param(code, output, id=f"{page}-{place}")
+    for page, text in PAGES.items()
+    for place, (code, output) in enumerate(re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", text, re.DOTALL))
+]
 
 
-@pytest.mark.parametrize(("code", "output"), BLOCKS, ids=range(len(BLOCKS)))
-def test_python_block_prints_what_the_readme_says(code: str, output: str) -> None:
+@pytest.mark.parametrize(("code", "output"), BLOCKS)
+def test_python_block_prints_what_the_page_says(code: str, output: str) -> None:
     """A block is run as a script of its own; the text block after it is its output."""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == output
 
 
-def test_there_is_a_python_block() -> None:
-    """The embedding is shown, so the test above ran something."""
-    assert any("Coordinator(" in code for code, _ in BLOCKS)
+def test_the_readme_and_its_pages_show_python() -> None:
+    """The embedding is shown on the first page, and most pages have a block, so the test above ran something."""
+    assert "Coordinator(" in README.partition("```text")[0]
+    assert len({block.id.rpartition("-")[0] for block in BLOCKS if block.id}) >= 4
 
 
-def test_diagram_is_printed_from_the_table() -> None:
-    """The README's diagram equals a fresh print."""
-    assert re.findall(r"```mermaid\n(.*?)\n```", README, re.DOTALL) == [mermaid()]
+def test_every_page_is_named_in_the_readme() -> None:
+    """Whoever has the README finds all pages."""
+    assert set(PAGES) - {"README.md"} == set(re.findall(r"^\| \[\w+\.md\]\(([\w/.]+)\) \|", README, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_paths_lead_somewhere(page: str) -> None:
+    """What a page links to, or names as a file of this repository, is there."""
+    text = PAGES[page]
+    links = {link.partition("#")[0] for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text)} - {""}
+    paths = set(re.findall(r"`((?:lifecycle|stores|tests|examples)/[\w/.-]*\w(?:\.\w+|/))`", text))
+    here = (ROOT / page).parent
+    assert [link for link in sorted(links) if not (here / link).exists()] == []
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("package", [lifecycle, lifecycle.runtime])

@@ -346,9 +346,9 @@ def test_names_are_those_that_sglang_users_know(rig_of: RigOf) -> None:
     assert {f"sglang:{name}" for name in theirs | {"prefetch_bandwidth"}} <= names
 
 
-def test_the_readme_names_every_family() -> None:
-    """The README's paragraph on metrics lists all of them with their labels, and nothing that is not there."""
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_docs_name_every_family() -> None:
+    """The paragraph on metrics lists all of them with their labels, and nothing that is not there."""
+    text = (Path(__file__).parents[2] / "lifecycle" / "docs" / "operate.md").read_text()
     (paragraph,) = re.findall(r"^\*\*Metrics\.\*\* (.*?)\n\n", text, re.DOTALL | re.MULTILINE)
     listed = dict(re.findall(r"`((?:storage_)?prefetch\w*_\w+)(?:{([\w,]+)})?`", paragraph))
     observer = PrometheusObserver(CollectorRegistry())

@@ -6,8 +6,6 @@ import pytest
 
 import garbled_output
 
-README = Path(__file__).resolve().parents[2] / "README.md"
-
 
 def test_the_old_rule_garbles_and_the_audit_names_page_pool_and_rule(capsys: pytest.CaptureFixture[str]) -> None:
     """The old rule serves one garbled page; the verdict names request, page, pool and rule; the right rule serves none."""

@@ -31,9 +31,16 @@ class _Name(msgspec.Struct, frozen=True, gc=False):
 
 
 _ENCODER = msgspec.json.Encoder()
+_RECORD = msgspec.json.Decoder(Record)
 _EVENT = msgspec.json.Decoder(AnyEvent)
 _PLACE = msgspec.json.Decoder(_Place)
 _NAME = msgspec.json.Decoder(_Name)
+
+_UNREAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+# In a line the fields of the event stand beside seq and at_ns; with an event of its own it is a `Record` to msgspec, parsed
+# once. A quote within a string is escaped, so that what is replaced is always a key.
+_FLAT, _NESTED = b',"event":"', b',"event":{"event":"'
 
 
 def encode(record: Record) -> bytes:
@@ -48,13 +55,31 @@ def encode(record: Record) -> bytes:
 def decode(line: bytes, upcasters: Mapping[str, Upcaster] = UPCASTERS) -> Record:
     """Return the record of one line. Raises `BadRecord`, or `SchemaTooNew` for an event or version not known yet."""
     try:
+        return _RECORD.decode(line.replace(_FLAT, _NESTED, 1) + b"}")
+    except _UNREAD:
+        pass  # of another version, with its fields in another order, or no record: the slow way tells
+    try:
         place = _PLACE.decode(line)
         try:
             return Record(place.seq, place.at_ns, _EVENT.decode(line))
         except msgspec.ValidationError:
             return Record(place.seq, place.at_ns, _upcast(line, upcasters))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREAD as error:
         raise BadRecord(f"cannot read an event record: {error}") from error
+
+
+def decode_lines(block: bytes) -> list[Record]:
+    """Return the records of lines that each end with a newline: `decode` in less time.
+
+    Raises `BadRecord` if any is not a record of the present version; `decode`, line by line, tells which, and reads old ones.
+    """
+    try:
+        records = _RECORD.decode_lines(block.replace(_FLAT, _NESTED).replace(b"}\n", b"}}\n"))
+    except _UNREAD as error:
+        raise BadRecord(f"cannot read a block of event records: {error}") from error
+    if len(records) != block.count(b"\n"):  # a record over two lines, or an empty line
+        raise BadRecord("cannot read a block of event records: one is not a line of its own")
+    return records
 
 
 def _upcast(line: bytes, upcasters: Mapping[str, Upcaster]) -> AnyEvent:

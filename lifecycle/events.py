@@ -454,7 +454,7 @@ AnyEvent = (
 )  # fmt: skip
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class Record(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """An event with its place in the log of one rank: `seq` from 0 without gaps, monotonic time in nanoseconds."""
 
     seq: int

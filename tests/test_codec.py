@@ -4,11 +4,12 @@ import sys
 import typing
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lifecycle.codec import BadRecord, decode, encode
+from lifecycle.codec import BadRecord, decode, decode_lines, encode
 from lifecycle.errors import SchemaTooNew
 from lifecycle.events import EVENT_TYPES, Event, Issued, Record, RequestFinished, Wanted
 
@@ -118,6 +119,8 @@ def test_an_unknown_event_says_so():
         b'{"seq":0,"at_ns":0,"event":"wanted.1"}',
         b'{"seq":0,"at_ns":0,"event":"wanted.1","prefetch":1',
         b'{"seq":0,"at_ns":0,"event":"wanted.1","prefetch":1}{}',
+        b'{"seq":0,"at_ns":0,"event":"wanted.1","prefetch":1},"x":{"y":1}',
+        b'{"seq":0,"at_ns":0,"x":{"event":"wanted.1","prefetch":1}}',
         b'{"seq":0,"at_ns":0,"event":"wanted.1","prefetch":null}',
         b'{"seq":0,"at_ns":0,"event":"terminated.1","prefetch":1,"reason":"bored","landed":{}}',
         b'{"seq":0,"at_ns":0,"event":"request_finished.1","request":"\xff"}',
@@ -180,3 +183,49 @@ def test_a_big_number_is_not_rounded():
     """Checksums use all 64 bits, and none is lost."""
     line = next(line for line in RECORDED if wire_name(line) == "pages_landed.1")
     assert max(decode(line).event.checksums) == 2**64 - 1 > sys.maxsize
+
+
+def test_a_block_of_lines_is_the_records_of_its_lines():
+    """Decoding many lines at once gives what decoding each gives."""
+    lines = [line for line in RECORDED if wire_name(line) in EVENT_TYPES]
+    assert decode_lines(b"".join(line + b"\n" for line in lines)) == [decode(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b'{"seq":0,"at_ns":0,\n"event":"wanted.1","prefetch":1}\n',
+        b'{"seq":0,"at_ns":0,"event":"wanted.1","prefetch":1}\n\n',
+        b'{"seq":0,"at_ns":0,"event":"wanted.1","prefetch":1}{"seq":1,"at_ns":0,"event":"wanted.1","prefetch":1}\n',
+        b'{"seq":0,"at_ns":0,"event":"issued.0","prefetch":1}\n',
+        b'{"seq":0,"at_ns":0,"event":"wanted.1","prefetch":1',
+        b'{"seq":0,"at_ns":0,"event":"request_finished.1","request":"\xff"}\n',
+    ],
+)
+def test_a_block_with_anything_else_is_left_to_the_slow_way(block):
+    """A record over two lines, an empty line, two records in one, an old version: all refused, so that each is looked at."""
+    with pytest.raises(BadRecord):
+        decode_lines(block)
+
+
+def test_a_fact_named_event_is_no_event():
+    """An object among the facts may have a field of that name."""
+    opened = next(decode(line) for line in RECORDED if wire_name(line).startswith("log_opened"))
+    policies = {"a": 1, "event": "wanted.1", "z": {"b": 2, "event": "x"}}
+    named = Record(1, 2, msgspec.structs.replace(opened.event, policies=policies))
+    assert decode(encode(named)) == named
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(RECORDED) | st.binary(max_size=12), max_size=4), st.data())
+def test_lines_at_once_are_never_something_else_than_one_by_one(lines, data):
+    """Whatever decodes as a block decodes the same line by line."""
+    block = b"".join(line + b"\n" for line in lines)
+    if block:
+        at = data.draw(st.integers(0, len(block) - 1))
+        block = block[:at] + data.draw(st.binary(max_size=3)) + block[at + data.draw(st.integers(0, 2)) :]
+    try:
+        records = decode_lines(block)
+    except BadRecord:
+        return
+    assert records == [decode(line) for line in block.splitlines(keepends=True)]

@@ -1,4 +1,4 @@
-"""Reading JSON lines, plain or gzipped, one line in memory at a time.
+"""Reading JSON lines, plain or gzipped, one block of lines in memory at a time.
 
 What a log ended with that is not a whole event is reported, not raised: a killed writer leaves that behind.
 """
@@ -6,11 +6,11 @@ What a log ended with that is not a whole event is reported, not raised: a kille
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lifecycle.codec import UPCASTERS, BadRecord, Upcaster, decode
+from lifecycle.codec import UPCASTERS, BadRecord, Upcaster, decode, decode_lines
 from lifecycle.errors import LifecycleError, LogError, SchemaTooNew
 from lifecycle.events import Record
 
@@ -18,6 +18,8 @@ MAX_LINE_BYTES = 16 << 20
 """No record is longer, its newline not counted: it is neither written nor read."""
 
 GZIP = b"\x1f\x8b"
+
+_BLOCK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +52,42 @@ class LineReader:
             if at:
                 number += count_lines(self._path, at)
                 file.seek(at)
-            while line := self._line(file, number, at):
-                record = self._record(line, number, at)
-                if record is not None:
-                    yield record
-                number, at = number + 1, at + len(line)
+            rest = b""  # of a line that the last block began
+            while block := self._block(file, number, at, rest):
+                end = block.rfind(b"\n") + 1
+                self._check_length(len(rest) + (block.find(b"\n") if end else len(block)), number, at)
+                if not end:
+                    rest += block
+                    continue
+                lines, rest = rest + block[:end], block[end:]
+                try:
+                    records: Iterable[Record] = decode_lines(lines)
+                except BadRecord:
+                    records = self._one_by_one(lines, number, at)
+                yield from records
+                number, at = number + lines.count(b"\n"), at + len(lines)
+            if rest and self.torn is None and (record := self._record(rest, number, at)) is not None:
+                yield record
 
-    def _line(self, file: io.BufferedIOBase, number: int, at: int) -> bytes:
+    def _block(self, file: io.BufferedIOBase, number: int, at: int, rest: bytes) -> bytes:
         try:
-            line = file.readline(MAX_LINE_BYTES + 1)
+            return file.read1(_BLOCK_BYTES)
         except EOFError:
-            self.torn = TornTail(str(self._path), number, at, 0, "the compressed stream ends early")
+            self.torn = TornTail(str(self._path), number, at, len(rest), "the compressed stream ends early")
             return b""
         except (OSError, zlib.error) as error:
             raise LogError(f"cannot read {self._path}: line {number} (byte {at}): {error}") from error
-        if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+
+    def _check_length(self, nbytes: int, number: int, at: int) -> None:
+        if nbytes > MAX_LINE_BYTES:
             raise LogError(f"cannot read {self._path}: line {number} (byte {at}) is longer than {MAX_LINE_BYTES} bytes")
-        return line
+
+    def _one_by_one(self, lines: bytes, number: int, at: int) -> Iterator[Record]:
+        for line in io.BytesIO(lines):
+            record = self._record(line, number, at)
+            assert record is not None, "only a line without its end is torn"
+            yield record
+            number, at = number + 1, at + len(line)
 
     def _record(self, line: bytes, number: int, at: int) -> Record | None:
         try:
@@ -103,7 +124,7 @@ def _open(path: Path) -> io.BufferedIOBase:
         raise LogError(f"cannot read event log {path}: {error.strerror}") from error
     if file.peek(len(GZIP))[: len(GZIP)] != GZIP:
         return file
-    return io.BufferedReader(_Unzipped(file))
+    return _Unzipped(file)
 
 
 class _Unzipped(gzip.GzipFile):

@@ -14,8 +14,8 @@ from stores.events.rows import MAGIC, RowReader
 class LogReader:
     """The records of a log file, in order: `for record in reader`. JSON lines (plain or gzipped) or SQLite.
 
-    Every iteration begins at the start and holds one record at a time. Nothing is verified but that each record is one:
-    a file that several runs were appended to holds several `LogOpened`, each with `seq` from its own beginning.
+    Every iteration begins at the start and holds one block of records at a time. Nothing is verified but that each record
+    is one: a file that several runs were appended to holds several `LogOpened`, each with `seq` from its own beginning.
     """
 
     def __init__(self, path: str | PathLike[str], upcasters: Mapping[str, Upcaster] = UPCASTERS) -> None:

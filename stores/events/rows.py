@@ -1,11 +1,11 @@
 """Reading an event log kept in SQLite. Opens it read-only and believes nothing in it."""
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from lifecycle.codec import UPCASTERS, BadRecord, Upcaster, decode
+from lifecycle.codec import UPCASTERS, BadRecord, Upcaster, decode, decode_lines
 from lifecycle.errors import LogError, SchemaTooNew
 from lifecycle.events import Record
 from stores.events.lines import MAX_LINE_BYTES, TornTail, plain
@@ -25,6 +25,7 @@ TABLE = """CREATE TABLE events (
 )"""
 """A database is used only if its table is this one, to the letter, and there are no triggers: no code in it runs."""
 
+_BLOCK_BYTES = 1 << 16
 _PAGE_ROWS = 1000  # rows per query, so that a slow reader does not keep the writer from emptying its WAL
 
 
@@ -45,12 +46,22 @@ class RowReader:
                 while True:
                     before = row
                     page = connection.execute("SELECT id, body FROM events WHERE id > ? ORDER BY id LIMIT ?", (row, _PAGE_ROWS))
-                    for row, body in page:
-                        yield self._record(row, body)
+                    for rows in _blocks(page):
+                        yield from self._records(rows)
+                        row = rows[-1][0]
                     if row == before:
                         return
         except sqlite3.Error as error:
             raise LogError(f"cannot read event log {self._path}: after row {row}: {error}") from error
+
+    def _records(self, rows: list[tuple[int, object]]) -> Iterable[Record]:
+        try:
+            block = b"\n".join([body for _, body in rows]) + b"\n"  # type: ignore[misc]  # a body may be no bytes: below
+            records = decode_lines(block)
+        except (TypeError, BadRecord):
+            records = []
+        # A body may hold a newline, and then two records: one by one, too.
+        return records if len(records) == len(rows) else (self._record(row, body) for row, body in rows)
 
     def _record(self, row: int, body: object) -> Record:
         if not isinstance(body, bytes):
@@ -61,6 +72,20 @@ class RowReader:
             raise SchemaTooNew(f"cannot read {self._path}: row {row}: {plain(error)}") from error
         except BadRecord as error:
             raise LogError(f"cannot read {self._path}: row {row}: {plain(error)}") from error
+
+
+def _blocks(rows: Iterable[tuple[int, object]]) -> Iterator[list[tuple[int, object]]]:
+    """Yield rows in lists of a bounded length in bytes, for a body may be long."""
+    block: list[tuple[int, object]] = []
+    nbytes = 0
+    for row in rows:
+        block.append(row)
+        nbytes += len(row[1]) if isinstance(row[1], bytes) else 0
+        if nbytes >= _BLOCK_BYTES:
+            yield block
+            block, nbytes = [], 0
+    if block:
+        yield block
 
 
 def check_ours(connection: sqlite3.Connection, path: Path) -> bool:

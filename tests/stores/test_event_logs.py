@@ -12,7 +12,7 @@ from event_log_contract import DiskLogContract, EventLogContract, seqs, wanted
 
 from lifecycle.codec import encode
 from lifecycle.errors import ConfigError, LogError, SchemaTooNew
-from lifecycle.events import EventsLost
+from lifecycle.events import EventsLost, Record, RequestFinished
 from stores.events import JsonLinesEventLog, LogReader, MemoryEventLog, SqliteEventLog, open_event_log, read_log
 
 
@@ -394,6 +394,22 @@ class TestReading:
         assert next(records) == wanted(0, 1)[0]
         with pytest.raises(LogError, match=r"rank0\.sqlite: row 2"):
             next(records)
+
+    def test_a_row_of_two_events_is_refused(self, tmp_path):
+        """One row is one event, also where the rows as a whole would add up."""
+        path = tmp_path / "rank0.sqlite"
+        log = SqliteEventLog(path)
+        long = [Record(seq, seq, RequestFinished("x" * 200)) for seq in range(2)]
+        for record in long:
+            log.append(record)
+        log.close()
+        content = path.read_bytes()
+        for record, body in zip(long, (b"".join(self.lines[:2]), b" "), strict=True):
+            assert encode(record) in content
+            content = content.replace(encode(record), body.strip(b"\n").rjust(len(encode(record))))
+        path.write_bytes(content)
+        with pytest.raises(LogError, match=r"rank0\.sqlite: row 1"):
+            list(read_log(path))
 
     def test_a_log_in_an_archive_is_read(self, tmp_path, make_read_only):
         """A closed database is read where nothing can be written beside it."""

@@ -58,7 +58,7 @@ class RadixIndex:
             if step.start >= pages:
                 break
             take = min(pages_of_step, pages - step.start)
-            node = step if take == len(step.keys) else tree.cut(step, take)
+            node = step if take == step.pages else tree.cut(step, take)
             node.touch(tick)
         return RadixMatch(self._rows, self._anchor(node), slots[:, :pages], covered[:, :pages], sources[:, :pages])
 
@@ -98,7 +98,7 @@ class RadixIndex:
         node = self._find(anchor)
         if node is None:
             return Reason.ANCHOR_LOST
-        if node.keys and chain[node.end - 1] != node.key:
+        if node.pages and chain[node.end - 1] != node.key:
             return Reason.INSERT_DROPPED
         survey = self._tree.survey(node, chain, offer)
         taken: dict[str, Ranges] = dict.fromkeys(self._rows.own, EMPTY)
@@ -126,18 +126,18 @@ class RadixIndex:
         check_offer(self._rows, anchor, len(chain), offer)
         given = check_slots(self._rows, offer, slots)
         node = self._live("insert under", anchor)
-        if node.keys and chain[node.end - 1] != node.key:
+        if node.pages and chain[node.end - 1] != node.key:
             raise ConfigError(f"cannot insert at page {node.end}: the keys do not pass the anchor (match them again)")
         tree, end = self._tree, offer[KV][1]
         path, reached, lacks = tree.survey(node, chain, offer)
-        taken = {0: np.arange(node.end, end) >= reached, **lacks}
-        check_taken(self._rows, given, taken)
-        steps = [step if take == len(step.keys) else tree.cut(step, take) for step, take in path]
+        fresh_kv = given[0][reached - node.end :]
+        check_taken(self._rows, given, fresh_kv, lacks)
+        steps = [step if take == step.pages else tree.cut(step, take) for step, take in path]
         tree.insertions += 1
+        counts = [end - reached] + [0] * (len(self._rows.own) - 1)
         if reached < end:
-            steps.append(tree.grow(steps[-1] if steps else node, chain[reached:end], tick))
-        counts = [0] * len(self._rows.own)
-        for row, mask in taken.items():
+            steps.append(tree.grow(steps[-1] if steps else node, chain, end, fresh_kv, source, offer, tick))
+        for row, mask in lacks.items():
             counts[row] = sum(tree.fill(step, row, given[row], mask, source, offer) for step in steps)
         last = steps[-1] if steps else node
         above: Node | None = last

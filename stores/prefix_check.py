@@ -29,7 +29,7 @@ def tree_faults(tree: RadixTree, locks: int) -> list[str]:
         if row:
             free = sum(int(np.count_nonzero(node.unlocked(row))) for node in nodes)
         else:
-            free = sum(len(node.keys) for node in nodes if not node.kv_locks)
+            free = sum(node.pages for node in nodes if not node.kv_locks)
         if free != tree.evictable[row]:
             out.append(f"pool {name}: {free} pages are evictable, the books say {tree.evictable[row]}")
         may_give = may_give_row(row) if row else may_give_kv
@@ -55,7 +55,7 @@ def _where(node: Node) -> str:
 
 def _node_faults(rows: Rows, node: Node, root: Node) -> Iterator[str]:
     where = f"the node at pages {_where(node)}"
-    pages = len(node.keys)
+    pages = node.pages
     if node is not root and not pages:
         yield f"{where} is empty"
     if not node.alive:

@@ -40,14 +40,16 @@ class Node:
     """
 
     __slots__ = (
+        "_chain",
+        "_first",
         "alive",
         "anchored",
         "children",
         "covered",
-        "keys",
         "kv_locks",
         "locks",
         "number",
+        "pages",
         "parent",
         "queued",
         "slots",
@@ -57,9 +59,12 @@ class Node:
         "uid",
     )
 
-    def __init__(self, rows: Rows, start: int, keys: tuple[str, ...], tick: int, number: int, uid: int) -> None:
-        pages = len(keys)
-        self.start, self.keys = start, keys
+    def __init__(
+        self, rows: Rows, start: int, chain: tuple[str, ...], lo: int, hi: int, tick: int, number: int, uid: int
+    ) -> None:  # fmt: skip
+        pages = hi - lo
+        self.start = start
+        self.share(chain, lo, hi)
         self.parent: Node | None = None
         self.children: dict[str, Node] = {}
         self.slots: SlotArray = np.full((len(rows.own), pages), -1, np.int32)
@@ -72,14 +77,35 @@ class Node:
         self.queued = 0  # one bit per pool: the node stands in that pool's queue of candidates
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """The page keys; a copy, so ask for `pages`, `head` and `key` where those do."""
+        return self._chain[self._first : self._first + self.pages]
+
+    @keys.setter
+    def keys(self, keys: tuple[str, ...]) -> None:
+        self._chain, self._first, self.pages = keys, 0, len(keys)
+
+    def share(self, chain: tuple[str, ...], lo: int, hi: int) -> None:
+        """Take the keys [lo, hi) of a chain: in place where they are most of it, since a copy touches every key."""
+        if 2 * (hi - lo) >= len(chain):
+            self._chain, self._first, self.pages = chain, lo, hi - lo
+        else:
+            self.keys = chain[lo:hi]
+
+    @property
     def end(self) -> int:
         """The page after the last one."""
-        return self.start + len(self.keys)
+        return self.start + self.pages
+
+    @property
+    def head(self) -> str:
+        """The key of the first page, under which the parent has the node."""
+        return self._chain[self._first]
 
     @property
     def key(self) -> str:
         """The key of the last page; empty at the root."""
-        return self.keys[-1] if self.keys else ""
+        return self._chain[self._first + self.pages - 1] if self.pages else ""
 
     def touch(self, tick: int) -> None:
         """Mark the node used at `tick`."""
@@ -98,9 +124,10 @@ class Node:
         """
         parent = self.parent
         assert parent is not None, "the root has no pages to split"
-        assert 0 < pages < len(self.keys), "a split leaves pages on both sides"
+        assert 0 < pages < self.pages, "a split leaves pages on both sides"
         upper = Node.__new__(Node)
-        upper.start, upper.keys = self.start, self.keys[:pages]
+        keys = self.keys
+        upper.start, upper.keys = self.start, keys[:pages]
         for name in ("slots", "sources", "covered", "locks"):
             array: NDArray[Any] = getattr(self, name)
             setattr(upper, name, array[:, :pages].copy())
@@ -108,19 +135,19 @@ class Node:
         upper.kv_locks, upper.anchored = self.kv_locks, 0
         upper.tick, upper.number, upper.uid = self.tick, self.number, uid
         upper.alive, upper.queued = True, 0
-        self.start, self.keys = self.start + pages, self.keys[pages:]
-        upper.parent, upper.children = parent, {self.keys[0]: self}
-        parent.children[upper.keys[0]] = upper
+        self.start, self.keys = self.start + pages, keys[pages:]
+        upper.parent, upper.children = parent, {self.head: self}
+        parent.children[upper.head] = upper
         self.parent = upper
         return upper
 
     def trim(self, pages: int) -> SlotArray:
         """Drop the last `pages` pages and return their slots per row (-1: none); with no page left the node is dead."""
-        left = len(self.keys) - pages
+        left = self.pages - pages
         dropped: SlotArray = self.slots[:, left:].copy()
         if not left:
             assert self.parent is not None, "the root has no pages to drop"
-            del self.parent.children[self.keys[0]]
+            del self.parent.children[self.head]
             self.alive = False
             return dropped
         self.keys = self.keys[:left]

@@ -38,9 +38,8 @@ def check_slots(rows: Rows, offer: Offer, slots: Mapping[str, SlotArray]) -> lis
     return given
 
 
-def check_taken(rows: Rows, given: list[NDArray[np.int32]], taken: Mapping[int, Mask]) -> None:
+def check_taken(rows: Rows, given: list[NDArray[np.int32]], fresh_kv: NDArray[np.int32], lacks: Mapping[int, Mask]) -> None:
     """Raise `ConfigError` unless each page that is taken has a slot; what stands beside the others does not matter."""
-    for row, mask in taken.items():
-        if bool((given[row][mask] < 0).any()):
-            slot = int(given[row][mask].min())
+    for row, taken in ((0, fresh_kv), *((row, given[row][mask]) for row, mask in lacks.items())):
+        if taken.size and (slot := int(taken.min())) < 0:
             raise ConfigError(f"cannot insert: {rows.own[row]} offers slot {slot} (slots count from 0)")

@@ -36,7 +36,7 @@ class RadixTree:
         self.queues = [LruQueue(0, may_give_kv)]
         self.queues += [LruQueue(row, may_give_row(row)) for row in range(1, len(rows.own))]
         self._uid = self.insertions = 0
-        self.root = Node(rows, 0, (), 0, 0, 0)
+        self.root = Node(rows, 0, (), 0, 0, 0, 0, 0)
 
     def walk(self, node: Node, keys: tuple[str, ...], end: int) -> tuple[list[Step], int]:
         """Follow the keys from the end of `node` on, up to page `end`; return the nodes passed and the page reached."""
@@ -46,13 +46,13 @@ class RadixTree:
             child = node.children.get(keys[at])
             if child is None:
                 break
-            ahead = keys[at : min(end, at + len(child.keys))]
+            ahead, held = keys[at : min(end, at + child.pages)], child.keys
             take = len(ahead)
-            if child.keys[:take] != ahead:
-                take = next(i for i, (have, want) in enumerate(zip(child.keys, ahead, strict=False)) if have != want)
+            if held[:take] != ahead:
+                take = next(i for i, (have, want) in enumerate(zip(held, ahead, strict=False)) if have != want)
             path.append((child, take))
             at += take
-            if take < len(child.keys):
+            if take < child.pages:
                 break
             node = child
         return path, at
@@ -98,15 +98,26 @@ class RadixTree:
             lacks[row] = mask
         return Survey(path, reached, lacks)
 
-    def grow(self, parent: Node, keys: tuple[str, ...], tick: int) -> Node:
-        """Hang a node without slots under `parent`; the caller fills it."""
-        node = Node(self.rows, parent.end, keys, tick, self.insertions, self._next_uid())
+    def grow(
+        self, parent: Node, chain: tuple[str, ...], end: int, slots: NDArray[np.int32], source: int, offer: Offer, tick: int
+    ) -> Node:  # fmt: skip
+        """Hang a node under `parent` for the pages up to `end`, with their kv slots; the caller fills the other rows."""
+        start = parent.end
+        node = Node(self.rows, start, chain, start, end, tick, self.insertions, self._next_uid())
         node.parent = parent
-        parent.children[keys[0]] = node
+        parent.children[node.head] = node
+        node.slots[0] = slots
+        node.sources[0] = source
+        for rider in self.rows.riders_of[0]:
+            first, last = offer.get(self.rows.riders[rider], (0, 0))
+            node.covered[rider, max(0, first - start) : max(0, last - start)] = True
+        self.resident[0] += node.pages
+        self.evictable[0] += node.pages
+        self.queues[0].offer(node)
         return node
 
     def fill(self, node: Node, row: int, slots: NDArray[np.int32], lacks: Mask, source: int, offer: Offer) -> int:
-        """Give a node those of the row's offered slots that it lacks, with the coverage that rides on them."""
+        """Give a node those of the offered slots of a row beside kv that it lacks, with the coverage that rides on them."""
         lo, hi = offer[self.rows.own[row]]
         low, high = max(lo, node.start), min(hi, node.end)
         if low >= high:
@@ -128,7 +139,7 @@ class RadixTree:
             node.covered[rider, at] |= fresh & (pages >= first) & (pages < last)
         self.resident[row] += count
         # A hole in a locked window is locked as soon as it is filled.
-        self.evictable[row] += int(np.count_nonzero(fresh & (node.locks[row - 1, at] == 0))) if row else count
+        self.evictable[row] += int(np.count_nonzero(fresh & (node.locks[row - 1, at] == 0)))
         self.queues[row].offer(node)
         return count
 
@@ -140,7 +151,7 @@ class RadixTree:
         while node is not None:
             node.kv_locks += by
             if node.kv_locks == (1 if by > 0 else 0):  # the first lock came or the last one went
-                self.evictable[0] -= by * len(node.keys)
+                self.evictable[0] -= by * node.pages
                 self.queues[0].offer(node)
             for row, lo, hi in windows:
                 low, high = max(lo, node.start) - node.start, min(hi, node.end) - node.start
@@ -158,7 +169,7 @@ class RadixTree:
         node = self.queues[0].pop()
         parent, key = node.parent, node.key
         assert parent is not None, "the root is never a candidate"
-        count = min(want, len(node.keys))
+        count = min(want, node.pages)
         for row, line in enumerate(node.trim(count)):
             slots = line[line >= 0]
             freed[row].append(slots)

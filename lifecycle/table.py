@@ -6,7 +6,7 @@
    launched before it, because the round's row is then void.
 3. `sync` and the outcome (`commit`, `clamp`, `discard`) happen in one step: nobody ever sees a prefetch rest in SYNCED.
 4. A terminal state has an empty row. Debts may still be open then; they are obligations, not states.
-5. A change here changes the diagram in the README (printed from this table) and the walks of the tests, nothing else.
+5. A change here changes the diagram in the docs (printed from this table) and the walks of the tests, nothing else.
 """
 
 from collections.abc import Mapping

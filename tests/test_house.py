@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "lifecycle": {"lifecycle"},
     "lifecycle/runtime": {"lifecycle", "lifecycle/runtime"},
     "stores": {"lifecycle", "stores"},  # and the ports, see below
+    "lifecycle/docs": {"lifecycle", "lifecycle/docs"},
     "lifecycle/audit": {"lifecycle", "lifecycle/runtime", "lifecycle/audit", "stores"},
     "lifecycle/adapters": {"lifecycle", "lifecycle/runtime", "lifecycle/audit", "lifecycle/adapters", "stores"},
     "lifecycle/testing": {"lifecycle", "lifecycle/runtime", "lifecycle/audit", "lifecycle/testing", "stores"},
@@ -49,7 +50,7 @@ def _room(module: str) -> str | None:
         return "stores"
     if parts[0] != "lifecycle":
         return None
-    rooms = {"runtime", "audit", "adapters", "testing"}
+    rooms = {"runtime", "docs", "audit", "adapters", "testing"}
     return f"lifecycle/{parts[1]}" if len(parts) > 1 and parts[1] in rooms else "lifecycle"
 
 

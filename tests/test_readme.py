@@ -1,5 +1,6 @@
 """The README and the pages beside it are run: blocks print what they say, and what they tell of the code is so."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -9,6 +10,9 @@ import pytest
 
 import lifecycle
 import lifecycle.runtime
+from lifecycle.docs.__main__ import HOUSE, fresh, main
+from lifecycle.docs.diagrams import flow
+from lifecycle.policies import Policies
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -59,3 +63,43 @@ def test_public_names_are_those_the_readme_lists(package: object) -> None:
     listed = re.search(rf"^`{re.escape(name)}`: (.*?)\.$", README, re.DOTALL | re.MULTILINE)
     assert listed is not None
     assert re.findall(r"`(\w+)`", listed.group(1)) == sorted(package.__all__)  # type: ignore[attr-defined]
+
+
+def test_diagrams_are_printed_from_the_code() -> None:
+    """The page on the house equals a fresh print: else run `python -m lifecycle.docs --write`."""
+    assert HOUSE.read_text() == fresh(HOUSE.read_text())
+
+
+def test_the_flow_shows_what_the_code_calls() -> None:
+    """Effects reach host memory and the index, reads the store and events the log, each by the module that does it."""
+    drawn = flow()
+    for line in (
+        'settle -->|"quarantine, release"| HostMemory',
+        'jobs -->|"read_into, restorable"| PageStore',
+        'rank -->|"append"| EventLog',
+        'rank -->|"apply"| book',
+        'readers -.->|"notes"| transfers',
+    ):
+        assert line in drawn
+    assert "jobs --> rank" not in drawn, "a reader thread moves nothing"
+
+
+def test_the_command_prints_a_part_or_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m lifecycle.docs states` prints the diagram; an unknown part is refused, naming the parts."""
+    assert main(["states"]) == 0
+    assert capsys.readouterr().out.startswith("```mermaid\nstateDiagram-v2\n")
+    with pytest.raises(SystemExit):
+        main(["nothing"])
+    assert "there are states, meanings, flow, emitters" in capsys.readouterr().err
+
+
+def test_every_policy_is_explained_with_its_default() -> None:
+    """The table of policies has a row for each field, with the default where that is a number."""
+    rows = re.findall(
+        r"^\| `(\w+)` \| `?([^|`]+)`? \|", PAGES["lifecycle/docs/embed.md"].partition("## Policies")[2], re.MULTILINE
+    )
+    fields = {field.name: field.default for field in dataclasses.fields(Policies)}
+    assert sorted(name for name, _ in rows[: len(fields)]) == sorted(fields)
+    told = {name: text for name, text in rows[: len(fields)]}
+    numbers = {name: default for name, default in fields.items() if isinstance(default, int | float)}
+    assert {name: float(told[name]) for name in numbers} == numbers

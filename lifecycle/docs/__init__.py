@@ -1,0 +1,1 @@
+"""The pages of the documentation, and the diagrams in them that are printed from the code (`python -m lifecycle.docs`)."""

@@ -77,20 +77,23 @@ def row(
     """Decide what the agreed report of one prefetch means. Plans and outcomes are decided apart."""
     if prefetch.terminal:
         return (Closed(prefetch.id),) if report.settled and not prefetch.closed else ()
-    names = [pool.name for pool in layout.pools]
-    synced = Synced(prefetch.id, dict(zip(names, report.landed, strict=True)), participants, round_number)
     if prefetch.state is State.TERMINATED:
-        return (synced,) if report.final else ()
+        return (_synced(layout, prefetch, report, participants, round_number),) if report.final else ()
     events: list[Event] = []
     if prefetch.state is State.TRANSFERRING and report.ceiling_page < prefetch.ceiling_page:
         events.append(Capped(prefetch.id, report.ceiling_page))
     if report.final:
-        events += [Terminated(prefetch.id, _why_final(prefetch, report), dict(landed_here)), synced]
+        events.append(Terminated(prefetch.id, _why_final(prefetch, report), dict(landed_here)))
+        events.append(_synced(layout, prefetch, report, participants, round_number))
     elif report.must_stop:
         events.append(Terminated(prefetch.id, Reason.of_code(report.reason), dict(landed_here)))
     elif report.can_stop:
         events.append(Terminated(prefetch.id, Reason.BEST_EFFORT, dict(landed_here)))
     return tuple(events)
+
+
+def _synced(layout: Layout, prefetch: Prefetch, report: Report, participants: int, round_number: int) -> Synced:
+    return Synced(prefetch.id, dict(zip(layout.index_of, report.landed, strict=True)), participants, round_number)
 
 
 def _why_final(prefetch: Prefetch, report: Report) -> Reason:

@@ -79,7 +79,9 @@ class Local:
         """Return the landed value of every pool, frozen once terminated."""
         if self.frozen is not None:
             return self.frozen
-        return nothing_landed(self.layout, self.shared.start_page) if self._runs is None else self._runs
+        if self._runs is None:
+            self._runs = nothing_landed(self.layout, self.shared.start_page)
+        return self._runs
 
     def ceiling(self) -> int:
         """Return the first page of a required all-pages pool that is known to have failed here; the plan's end if none."""

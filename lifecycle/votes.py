@@ -52,7 +52,7 @@ def must_stop(layout: Layout, policies: Policies, local: Local, progress: Progre
         return None
     if local.lost_required:
         return Reason.LOST_READ
-    if any(must_land(layout, policies.degrade, layout.pool(name)) for name in local.failed):
+    if local.failed and any(must_land(layout, policies.degrade, layout.pool(name)) for name in local.failed):
         return Reason.READ_FAILED
     if progress.reserve_failed:
         return Reason.HOST_CAPACITY

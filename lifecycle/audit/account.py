@@ -17,6 +17,8 @@ from lifecycle.states import State
 
 def meet(left: Ranges, right: Ranges) -> Ranges:
     """Return the numbers in both, quickly for the one range that page sets nearly always are."""
+    if left == right:
+        return left
     if len(left) == 1 and len(right) == 1:
         lo, hi = max(left[0][0], right[0][0]), min(left[0][1], right[0][1])
         return ((lo, hi),) if lo < hi else EMPTY
@@ -28,6 +30,13 @@ def without(left: Ranges, right: Ranges) -> Ranges:
     if left == right:
         return EMPTY
     return r.subtract(left, right) if right else left
+
+
+def size(pages: Ranges) -> int:
+    """Return how many numbers there are, quickly for one range."""
+    if len(pages) == 1:
+        return pages[0][1] - pages[0][0]
+    return r.count(pages)
 
 
 class Held:
@@ -70,6 +79,8 @@ class Held:
         first = self.reserved[0]
         if len(self.runs) == 1:
             base = self.runs[0][0] - first
+            if len(pages) == 1:
+                return [(pages[0][0] + base, pages[0][1] + base)]
             return [(lo + base, hi + base) for lo, hi in pages]
         found: list[Range] = []
         for lo, hi in pages:
@@ -91,8 +102,8 @@ class Account:
 
     __slots__ = (
         "_parts", "agreed", "answered", "attempt", "ceiling_page", "closed", "credit", "dropped", "end_page", "failed", "held",
-        "hit_page", "id", "landed", "left_out", "marks", "plan_page", "reason", "request", "reserved", "reserved_tokens",
-        "runs", "same_decision", "start_page", "state", "taken", "usable_page", "withdrawn",
+        "hit_page", "id", "landed", "left_out", "marks", "plan_page", "published", "reason", "request", "reserved",
+        "reserved_tokens", "runs", "same_decision", "start_page", "state", "taken", "usable_page", "withdrawn",
     )  # fmt: skip
 
     def __init__(self, event: Issued, seq: int) -> None:
@@ -103,6 +114,7 @@ class Account:
         self.end_page = self.ceiling_page = event.end_page
         self.reserved_tokens = event.reserved_tokens
         self.state = State.ISSUED
+        self.published = False  # whether anything of it is
         self.marks: dict[type[Event], int] = {Issued: seq}
         self.hit_page: int | None = None  # of this rank
         self.reserved: Mapping[str, Range] = {}  # agreed; empty without a plan
@@ -127,11 +139,6 @@ class Account:
         """The record that issued it."""
         return self.marks[Issued]
 
-    @property
-    def published(self) -> bool:
-        """Whether anything of it is published."""
-        return self.state is State.COMMITTED or self.state is State.CLAMPED
-
     def run(self, layout: Layout, pool_name: str) -> int:
         """Return the leading run of a pool: an absolute end, or for trailing pools a count of keys."""
         pool = layout.pool(pool_name)
@@ -139,8 +146,10 @@ class Account:
         if not self.reserved:
             return 0 if trailing else self.start_page
         first, _ = pool.window(self.start_page, self.plan_page)
-        end = next((stop for start, stop in self.landed.get(pool_name, EMPTY) if start <= first < stop), first)
-        return end - first if trailing else end
+        for start, stop in self.landed.get(pool_name, EMPTY):
+            if start <= first < stop:
+                return stop - first if trailing else stop
+        return 0 if trailing else first
 
     def freeze(self, layout: Layout) -> dict[str, int]:
         """Return the runs of all pools, as they stood at the end."""
@@ -161,8 +170,8 @@ class Account:
     def _partition(self, layout: Layout, pool_name: str) -> dict[Part | None, Ranges]:
         pool = layout.pool(pool_name)
         reserved = (self.held[pool_name].reserved,)
-        runs = self.freeze(layout)
-        landed = meet(landed_pages(pool, self.start_page, self.plan_page, runs[pool_name]), reserved)
+        run = self.freeze(layout)[pool_name]
+        landed = meet(landed_pages(pool, self.start_page, self.plan_page, run), reserved)
         tail = without(reserved, landed)
         if self.state is State.DISCARDED:
             return {Part.TAIL: tail, Part.CLAMPED: landed}
@@ -171,9 +180,9 @@ class Account:
         usable = EMPTY
         if pool_name not in self.dropped and self.usable_page > self.start_page:
             usable = meet(landed, r.span(*pool.window(self.start_page, self.usable_page)))
-            if pool_name in self.agreed:
-                agreed = landed_pages(pool, self.start_page, self.plan_page, self.agreed[pool_name])
-                usable = meet(usable, agreed)
+            agreed = self.agreed.get(pool_name, run)
+            if agreed != run:
+                usable = meet(usable, landed_pages(pool, self.start_page, self.plan_page, agreed))
         taken = meet(self.taken.get(pool_name, EMPTY), usable)
         return {
             Part.TAIL: tail,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lifecycle import ranges as r
-from lifecycle.audit.account import Account, Held
+from lifecycle.audit.account import Account, Held, size
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.slots import FREE, HELD, LOCKED, QUARANTINED
@@ -36,12 +36,13 @@ def _discharge(
     held = ledger.held(account, seq, pool, how)
     if held is None:
         return None
-    if not r.is_ranges(pages):
-        ledger.say(Law.PARTITION, f"{how} {pages!r} of {pool}", "page ranges in order", (seq,), account)
-        return None
-    if pages != held.open and (stray := r.subtract(pages, held.open)):
-        _stray(ledger, account, seq, held, f"page {stray[0][0]} of {pool} is {how}", stray[0][0])
-        pages = r.subtract(pages, stray)
+    if pages != held.open:
+        if not r.is_ranges(pages):
+            ledger.say(Law.PARTITION, f"{how} {pages!r} of {pool}", "page ranges in order", (seq,), account)
+            return None
+        if stray := r.subtract(pages, held.open):
+            _stray(ledger, account, seq, held, f"page {stray[0][0]} of {pool} is {how}", stray[0][0])
+            pages = r.subtract(pages, stray)
     parts = account.parts(ledger.layout, pool)
     right_part = parts.get(part, EMPTY)
     if pages != right_part and (wrong := r.subtract(pages, right_part)):
@@ -216,9 +217,10 @@ def _closed(ledger: Ledger, account: Account, seq: int, event: Closed) -> None:
         debts = ", ".join(account.debts()) or "nothing"
         ledger.say(Law.EXACTLY_ONCE, f"closed before this rank settled it, {debts} open", "after Settled", (seq,), account)
     for pool, (lo, hi) in account.reserved.items():
-        ledger.reserved_pages[pool] -= hi - lo - r.count(account.taken.get(pool, EMPTY))
+        ledger.reserved_pages[pool] -= hi - lo - size(account.taken.get(pool, EMPTY))
     for pool, held in account.held.items():
-        ledger.lost_pages[pool] += held.lost_count()
+        if held.lost:
+            ledger.lost_pages[pool] += held.lost_count()
     if not account.published:
         ledger.close(account, seq)
 
@@ -229,7 +231,9 @@ def _unlocked(ledger: Ledger, account: Account, seq: int, event: PagesUnlocked) 
         ledger.say(Law.EXACTLY_ONCE, what, "once, of what is published, after the close", (seq,), account)
         return
     for pool, held in account.held.items():
-        ledger.slots[pool].unlock([run for pages, how, _ in held.gone if how == "handed over" for run in held.slots(pages)])
+        for pages, how, _ in held.gone:
+            if how == "handed over":
+                ledger.slots[pool].unlock(held.slots(pages))
     ledger.once(account, seq, event)
     ledger.close(account, seq)
 

@@ -1,5 +1,6 @@
 """One rank's second set of books: what is in flight, where slots are, what counts say, and what is at fault."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ class Ledger:
         self.required = terms.layout.required(terms.degrade)
         self.gapped = False
         self.accounts: dict[int, Account] = {}
-        self.over: dict[int, tuple[str, int]] = {}  # id -> request, seq of the end; the last few
+        self.over: OrderedDict[int, tuple[str, int]] = OrderedDict()  # id -> request, seq of the end; the last few
         self.strangers: dict[int, None] = {}  # ids that were never issued, told once
         self.requests: dict[str, RequestView] = {}
         self.last_id = 0
@@ -119,7 +120,7 @@ class Ledger:
         del self.accounts[account.id]
         self.over[account.id] = (account.request, seq)
         if len(self.over) > _REMEMBERED:
-            del self.over[next(iter(self.over))]
+            self.over.popitem(last=False)
 
     def strange(self, id_: int) -> bool:
         """Return whether this is the first word of a prefetch that was never issued; what it holds is not known."""

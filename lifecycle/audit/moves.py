@@ -30,6 +30,7 @@ def step(ledger: Ledger, account: Account, seq: int, event: Event, trigger: Trig
     state = account.state
     if NEXT[state].get(trigger) is dest:
         account.state = dest
+        account.published = dest is State.COMMITTED or dest is State.CLAMPED
         account.marks[type(event)] = seq
         return True
     law = Law.LATE if state in TERMINAL and dest in TERMINAL else Law.LEGAL
@@ -39,6 +40,7 @@ def step(ledger: Ledger, account: Account, seq: int, event: Event, trigger: Trig
     if state in TERMINAL:
         return False
     account.state = dest
+    account.published = dest is State.COMMITTED or dest is State.CLAMPED
     account.marks[type(event)] = seq
     return True
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from lifecycle import coverage
 from lifecycle import ranges as r
-from lifecycle.audit.account import Account, without
+from lifecycle.audit.account import Account, size, without
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.moves import step
@@ -33,8 +33,6 @@ def _expected(ledger: Ledger, account: Account) -> Outcome | None:
         return None
     if not account.reserved:
         return Outcome(account.start_page)
-    if not account.left_out and _is_whole(ledger, account):
-        return Outcome(account.plan_page)  # by every rule
     return coverage.outcome(
         ledger.layout, ledger.terms.degrade, account.start_page, account.plan_page, account.left_out, account.agreed
     )
@@ -45,13 +43,13 @@ def _is_whole(ledger: Ledger, account: Account) -> bool:
     plan, agreed = account.plan_page, account.agreed
     for pool in ledger.layout.pools:
         if isinstance(pool.coverage, AllPages):
-            if agreed[pool.name] != plan:
+            if agreed.get(pool.name) != plan:
                 return False
         else:
             lo, hi = pool.window(account.start_page, plan)
-            if agreed[pool.name] != hi - lo:
+            if agreed.get(pool.name) != hi - lo:
                 return False
-    return plan > account.start_page
+    return plan > account.start_page and bool(account.reserved)
 
 
 def _committed(ledger: Ledger, account: Account, seq: int, event: Committed) -> None:
@@ -70,7 +68,9 @@ def _publish(ledger: Ledger, account: Account, seq: int, event: Committed | Clam
     def say(law: Law, what: str, right: str) -> None:
         ledger.say(law, what, right, (since, seq), account)
 
-    found = _expected(ledger, account)
+    # By every rule: all of the plan is published where all of it landed everywhere.
+    whole = dest is State.COMMITTED and event.usable_page == account.plan_page and not event.dropped and not account.left_out
+    found = None if whole and _is_whole(ledger, account) else _expected(ledger, account)
     if found is not None:
         if found.usable_page <= account.start_page:
             why = f", {found.short} fell short" if found.short else ""
@@ -92,14 +92,14 @@ def _publish(ledger: Ledger, account: Account, seq: int, event: Committed | Clam
         if pool not in account.held and pool not in account.reserved:
             say(Law.PARTITION, f"the index takes pages of {pool!r}", "only of pools with reserved slots")
             continue
-        pages = r.count(taken)
+        pages = size(taken)
         ledger.reserved_pages[pool] -= pages
         ledger.resident_pages[pool] += pages
         if pool in account.held:
             usable = _usable(ledger, account, pool)
             if taken != usable and (not r.is_ranges(taken) or without(taken, usable)):
                 say(Law.PARTITION, f"the index takes {r.text(taken)} of {pool}", f"among {r.text(usable)}, what is usable")
-    account.credit = r.count(event.taken.get(KV, EMPTY)) * ledger.terms.page_size_tokens
+    account.credit = size(event.taken.get(KV, EMPTY)) * ledger.terms.page_size_tokens
 
 
 def _usable(ledger: Ledger, account: Account, pool: str) -> Ranges:

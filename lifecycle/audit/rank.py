@@ -76,13 +76,20 @@ class RankAudit:
     def feed(self, record: Record) -> None:
         """Check one record against all before it."""
         seq, event, ledger = record.seq, record.event, self.ledger
-        if seq == self._next and ledger is not None and self.stopped is None and record.at_ns >= self._at_ns:
-            handler = OF_PREFETCH.get(type(event))
+        if seq == self._next and ledger is not None and record.at_ns >= self._at_ns and self.stopped is None:
+            kind = type(event)
+            handler = OF_PREFETCH.get(kind)
             if handler is not None:
                 account = ledger.accounts.get(event.prefetch)  # type: ignore[union-attr]  # every one of these has it
                 if account is not None:  # nearly every record of a log that is sound
                     self._next, self._at_ns = seq + 1, record.at_ns
                     handler(ledger, account, seq, event)
+                    return
+            else:
+                beside = BESIDE.get(kind)
+                if beside is not None:
+                    self._next, self._at_ns = seq + 1, record.at_ns
+                    beside(ledger, seq, event)
                     return
         self._feed_any(record)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lifecycle import ranges as r
-from lifecycle.audit.account import Account, Held
+from lifecycle.audit.account import Account, Held, size
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, is_range, text
 from lifecycle.audit.slots import FREE, HELD
@@ -45,7 +45,7 @@ def _reserved(ledger: Ledger, account: Account, seq: int, event: HostReserved) -
         say(Law.BALANCE, f"slots {text(wrong)} of {pool} were reserved", f"slots of [0:{slots.capacity})")
         return
     lo, hi = event.pages
-    if r.count(event.slots) != hi - lo:
+    if size(event.slots) != hi - lo:
         say(Law.BALANCE, f"{r.count(event.slots)} slots of {pool} for {hi - lo} pages", "one slot a page")
         return
     offence = slots.move(event.slots, HELD, (FREE,))
@@ -88,7 +88,10 @@ def _started(ledger: Ledger, account: Account, seq: int, event: TransferStarted)
     ledger.once(account, seq, event, Law.LEGAL)
     if account.withdrawn == seq - 1:
         account.withdrawn = seq
-    if not any(held.asked for held in account.held.values()):
+    for held in account.held.values():
+        if held.asked:
+            break
+    else:
         ledger.say(Law.LEGAL, "the transfer started before a read was claimed", "after ReadClaimed", (seq,), account)
 
 
@@ -98,8 +101,9 @@ def _landed(ledger: Ledger, account: Account, seq: int, event: PagesLanded) -> N
     account.landed[event.pool] = r.union(account.landed.get(event.pool, EMPTY), (event.pages,))
     held = account.held.get(ledger.layout.owner(event.pool))
     lo, hi = event.pages
-    if held is not None and any(claimed[0] <= lo and hi <= claimed[1] for claimed, _ in held.claimed):
-        return
+    for claimed, _ in () if held is None else held.claimed:
+        if claimed[0] <= lo and hi <= claimed[1]:
+            return
     reading = held.busy() if held is not None else EMPTY
     if event.pool in ledger.terms.absent:
         return

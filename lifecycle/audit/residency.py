@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from lifecycle import ranges as r
+from lifecycle.audit.account import size
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, text
 from lifecycle.audit.slots import FREE, LOCKED, LOCKED_TAINTED, NAMES, QUARANTINED, RESIDENT, TAINTED
@@ -25,17 +26,22 @@ def _known(ledger: Ledger, seq: int, pool: str, runs: tuple[Range, ...], name: s
 
 def _evicted(ledger: Ledger, seq: int, event: Evicted) -> None:
     pool = event.pool
-    if not _known(ledger, seq, pool, (*event.slots, *event.quarantined), "evicted"):
+    if not _known(ledger, seq, pool, event.slots + event.quarantined, "evicted"):
         return
-    if event.pages != r.count(event.slots):
+    if event.pages != size(event.slots):
         what = f"{event.pages} pages of {pool} were evicted, and {r.count(event.slots)} slots"
         ledger.say(Law.BALANCE, what, "one slot a page", (seq,))
-    gone, quarantined = tuple(sorted(event.slots)), tuple(sorted(event.quarantined))
+    gone, quarantined = event.slots, event.quarantined
+    slots = ledger.slots[pool]
+    if not quarantined and slots.all_at(gone, RESIDENT):
+        slots.put(gone, FREE)
+        _less(ledger, seq, pool, event.pages)
+        return
+    gone, quarantined = tuple(sorted(gone)), tuple(sorted(quarantined))
     twice = len(gone) > 1 and any(a[1] > b[0] for a, b in pairwise(gone))
     if twice or (quarantined and r.subtract(quarantined, gone)):
         what = f"slots {r.text(gone)} of {pool} were evicted, of them quarantined {r.text(quarantined)}"
         ledger.say(Law.SLOTS, what, "each slot once, and only evicted ones quarantined", (seq,))
-    slots = ledger.slots[pool]
     offence = slots.check(event.slots, (RESIDENT, TAINTED))
     law = Law.QUIESCENCE if offence is not None and offence[1] in (LOCKED, LOCKED_TAINTED) else Law.SLOTS
     ledger.place(pool, offence, "evicted", seq, law)
@@ -49,7 +55,11 @@ def _evicted(ledger: Ledger, seq: int, event: Evicted) -> None:
         what = f"slot {tainted} of {pool} is free again as it is evicted"
         ledger.say(Law.QUIESCENCE, what, "quarantined, as a lost read may write it", (seq,))
     slots.put(gone, FREE)
-    ledger.resident_pages[pool] -= event.pages
+    _less(ledger, seq, pool, event.pages)
+
+
+def _less(ledger: Ledger, seq: int, pool: str, pages: int) -> None:
+    ledger.resident_pages[pool] -= pages
     if ledger.resident_pages[pool] < 0 and not ledger.gapped:
         ledger.say(Law.BALANCE, f"{ledger.resident_pages[pool]} pages of {pool} are resident", "0 or more", (seq,))
 

@@ -43,7 +43,11 @@ class PoolSlots:
 
     def outside(self, runs: Sequence[Range]) -> Range | None:
         """Return the first run that is not one within the pool, if there is one."""
-        return next(((lo, hi) for lo, hi in runs if not 0 <= lo < hi <= self.capacity), None)
+        capacity = self.capacity
+        for run in runs:
+            if not 0 <= run[0] < run[1] <= capacity:
+                return run
+        return None
 
     def count(self, place: int) -> int:
         """Return how many slots are at a place."""
@@ -51,6 +55,10 @@ class PoolSlots:
 
     def move(self, runs: Sequence[Range], place: int, allowed: Sequence[int]) -> Offence | None:
         """Move slots; return the first that was in none of the `allowed` places when its turn came."""
+        if len(runs) == 1:
+            offence = self.check(runs, allowed)
+            self.put(runs, place)
+            return offence
         offence = None
         for run in runs:
             offence = offence or self.check((run,), allowed)
@@ -63,6 +71,15 @@ class PoolSlots:
             if self._at.count(allowed[0], lo, hi) != hi - lo and (offence := self._offence(lo, hi, allowed)):
                 return offence
         return None
+
+    def all_at(self, runs: Sequence[Range], place: int) -> bool:
+        """Return whether runs that ascend and do not overlap are at a place, every slot of them."""
+        at = 0
+        for lo, hi in runs:
+            if lo < at or self._at.count(place, lo, hi) != hi - lo:
+                return False
+            at = hi
+        return True
 
     def put(self, runs: Sequence[Range], place: int) -> None:
         """Move slots from wherever they are."""

@@ -79,18 +79,34 @@ def is_ranges(ranges: Ranges) -> bool:
     return all(0 <= start < stop for start, stop in ranges) and all(a[1] < b[0] for a, b in pairwise(ranges))
 
 
+_FEW = 16
+"""Up to so many numbers a loop is quicker than numpy."""
+
+
 def runs(numbers: Sequence[int] | NDArray[np.int32]) -> tuple[Range, ...]:
     """Return consecutive ascending runs of `numbers`, in their order: 5 6 7 2 3 gives (5, 8), (2, 4).
 
     Not a set: the order is that of the pages which the slots belong to.
     """
-    array = np.asarray(numbers, dtype=np.int64)
-    if not array.size:
-        return ()
-    cuts = np.flatnonzero(np.diff(array) != 1) + 1
-    starts = array[np.concatenate(([0], cuts))]
-    stops = array[np.concatenate((cuts - 1, [array.size - 1]))] + 1
-    return tuple(zip(starts.tolist(), stops.tolist(), strict=True))
+    array = np.asarray(numbers)
+    if array.size <= _FEW:
+        return _runs_of_few(array.tolist())
+    cuts = np.flatnonzero(array[1:] != array[:-1] + 1)
+    if not cuts.size:
+        return ((int(array[0]), int(array[-1]) + 1),)
+    starts = [int(array[0]), *array[cuts + 1].tolist()]
+    stops = [*(array[cuts] + 1).tolist(), int(array[-1]) + 1]
+    return tuple(zip(starts, stops, strict=True))
+
+
+def _runs_of_few(numbers: list[int]) -> tuple[Range, ...]:
+    out: list[Range] = []
+    for number in numbers:
+        if out and out[-1][1] == number:
+            out[-1] = (out[-1][0], number + 1)
+        else:
+            out.append((number, number + 1))
+    return tuple(out)
 
 
 def text(ranges: Ranges) -> str:

@@ -106,6 +106,10 @@ class Book:
             if reserved != self.replica.reserved_pages[pool]:
                 faults.append(f"{self.replica.reserved_pages[pool]} pages of {pool} are reserved, prefetches say {reserved}")
         locks = sum(o.anchor + o.resident_lock for o in (local.obligations for local in self.local.values()))
+        for waiter in self.replica.waiting:
+            state, newest = self.replica.requests.get(waiter.request), self.replica.newest(waiter.request)
+            if state is None or state.attempt != waiter.attempt or not (newest is None or newest.terminal):
+                faults.append(f"attempt {waiter.attempt} of {waiter.request!r} waits, and is in flight or not the newest")
         if locks != self.locks:
             faults.append(f"{self.locks} locks are held, prefetches owe {locks}")
         return faults

@@ -21,6 +21,8 @@ from lifecycle.events import (
     Terminated,
     TokensCredited,
     TokensReturned,
+    WaitBegan,
+    WaitEnded,
 )  # fmt: skip
 from lifecycle.layout import KV, Layout, OutcomeRule
 from lifecycle.policies import Policies
@@ -30,6 +32,12 @@ from lifecycle.reasons import Reason
 from lifecycle.replica import Replica
 from lifecycle.rows import Report
 from lifecycle.states import State
+from lifecycle.waiting import Waiter
+
+MISSES = frozenset(
+    {Reason.QUERY_FAILED, Reason.SIDECAR_ABSENT, Reason.HEAD_MISSING, Reason.FULL_MISS, Reason.BELOW_THRESHOLD}
+)
+"""L3 was asked, and there was nothing to read: it is worth asking again. Lowest code first, as ranks reduce them."""
 
 
 def issue(
@@ -46,7 +54,8 @@ def issue(
     """Decide whether a prefetch of [start_page, len(keys)) begins.
 
     The span is cut to `max_pages` and to what the limit allows with nothing else in flight. `refused` is a reason that
-    was agreed or found before (readers lost, anchor lost).
+    was agreed or found before (readers lost, anchor lost). Nobody overtakes: while requests wait in line for room, only the
+    first of them may begin, whatever would fit beside it.
     """
     limit_pages = policies.limit_tokens // page_size_tokens
     end_page = min(len(keys), start_page + policies.max_pages, start_page + limit_pages)
@@ -54,11 +63,21 @@ def issue(
     reason = refused
     if reason is None and end_page - start_page < policies.threshold_pages:
         reason = Reason.TOO_SHORT
-    if reason is None and replica.occupied_tokens + tokens > policies.limit_tokens:
+    if reason is None and not (has_room(replica, policies, tokens) and _is_next(replica, request)):
         reason = Reason.RATE_LIMITED
     if reason is not None:
         return Declined(request, attempt, reason, start_page, end_page, replica.occupied_tokens, policies.limit_tokens)
     return Issued(replica.next_id, request, attempt, start_page, end_page, keys[end_page - 1], anchor_key, tokens)
+
+
+def has_room(replica: Replica, policies: Policies, tokens: int) -> bool:
+    """Say whether so many tokens fit under the limit beside those in flight."""
+    return replica.occupied_tokens + tokens <= policies.limit_tokens
+
+
+def _is_next(replica: Replica, request: str) -> bool:
+    first = replica.waiting.first_for_room
+    return first is None or first.request == request
 
 
 def end(prefetch: Prefetch, reason: Reason, pool: str | None = None) -> tuple[Event, ...]:
@@ -162,3 +181,70 @@ def outcome(
     if found.usable_page == prefetch.plan_page:
         return Committed(prefetch.id, found.usable_page, dict(taken), found.dropped), credit, returned
     return Clamped(prefetch.id, found.usable_page, dict(taken), found.dropped, reason), credit, returned
+
+
+# --- waiting, and trying again ------------------------------------------------------------------------------------------
+
+
+def wait_after_decline(
+    replica: Replica, policies: Policies, page_size_tokens: int, declined: Declined, tick: int, tried: bool = False
+) -> WaitBegan | None:
+    """Decide whether the request waits, after its decline was applied. `tried`: by the coordinator itself, for one that waited.
+
+    For want of room it stands in line; one that does already keeps its place. Where the index had grown so far that what is
+    missing is too short, one that was tried is tried again later: that was no query, so it is bounded by `give_up_ticks`.
+    """
+    retry, state = policies.retry, replica.requests.get(declined.request)
+    if retry is None or state is None or state.served or state.attempt != declined.attempt:
+        return None
+    waiter = replica.waiting.get(declined.request)
+    tokens = (declined.end_page - declined.start_page) * page_size_tokens
+    due_tick = tick
+    if declined.reason is Reason.TOO_SHORT and tried:
+        if state.waits_since is not None and tick - state.waits_since > retry.give_up_ticks:
+            return None
+        due_tick = tick + retry.every_ticks
+    elif declined.reason is not Reason.RATE_LIMITED:
+        return None
+    if waiter is not None and not (waiter.for_room and waiter.tokens != tokens):
+        return None
+    if waiter is None and len(replica.waiting) >= retry.max_waiting:
+        return None
+    return WaitBegan(declined.request, declined.attempt, declined.reason, tick, due_tick, tokens, state.queries)
+
+
+def wait_after_miss(replica: Replica, policies: Policies, prefetch: Prefetch, ended: Event, tick: int) -> WaitBegan | None:
+    """Decide whether the request of a prefetch that is about to end waits to ask L3 again: nothing was there to read.
+
+    Not once it was served or has a newer attempt, and at most `max_queries` times in all.
+    """
+    retry = policies.retry
+    if retry is None or prefetch.state is not State.ISSUED or not isinstance(ended, Discarded) or ended.reason not in MISSES:
+        return None
+    state = replica.requests.get(prefetch.request)
+    if state is None or state.prefetch != prefetch.id or state.served or state.queries >= retry.max_queries:
+        return None
+    if len(replica.waiting) >= retry.max_waiting:
+        return None
+    due_tick, tokens = tick + retry.every_ticks, prefetch.reserved_tokens
+    return WaitBegan(prefetch.request, prefetch.attempt, ended.reason, tick, due_tick, tokens, state.queries)
+
+
+def given_up(replica: Replica, policies: Policies, tick: int) -> WaitEnded | None:
+    """Decide whether the first in line for room has waited for too long: a pure bound, so that no line stands for ever."""
+    first = replica.waiting.first_for_room
+    if first is None or policies.retry is None or tick - first.since_tick <= policies.retry.give_up_ticks:
+        return None
+    return WaitEnded(first.request, first.attempt, tick, first.reason)
+
+
+def next_for_room(replica: Replica, policies: Policies) -> Waiter | None:
+    """Return the first in line for room, if there seems to be room for it now."""
+    first = replica.waiting.first_for_room
+    return first if first is not None and has_room(replica, policies, first.tokens) else None
+
+
+def next_to_ask(replica: Replica, tick: int) -> Waiter | None:
+    """Return who is due to ask L3 again."""
+    first = replica.waiting.first_to_ask
+    return first if first is not None and first.due_tick <= tick else None

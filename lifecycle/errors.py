@@ -77,6 +77,14 @@ class UnknownRequest(LifecycleError, KeyError):
         return str(self.args[0])
 
 
+class WaitError(LifecycleError):
+    """Raised when a wait begins that is on already, or one ends that is not. Nothing changed."""
+
+    def __init__(self, operation: str, request: str, why: str) -> None:
+        self.operation, self.request, self.why = operation, request, why
+        super().__init__(f"cannot {operation} request {request!r}: {why}")
+
+
 class CoordinatorClosed(LifecycleError):
     """Raised when a verb is called on a coordinator that was closed or whose round failed."""
 

@@ -7,7 +7,6 @@ Knows nothing of slots, clocks or reads.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import msgspec
 import xxhash
 
 from lifecycle import ranges as r
-from lifecycle.errors import IllegalTransition, ObligationError, UnknownRequest
+from lifecycle.errors import IllegalTransition, ObligationError, UnknownRequest, WaitError
 from lifecycle.events import (
     EVENT_TYPES,
     Adopted,
@@ -28,13 +27,18 @@ from lifecycle.events import (
     Issued,
     LoadedTaken,
     PlanAgreed,
+    PrefixServed,
     QuarantineAgreed,
     RequestFinished,
     TokensCredited,
     TokensReturned,
+    WaitBegan,
+    WaitEnded,
 )  # fmt: skip
 from lifecycle.layout import Layout
 from lifecycle.prefetch import Prefetch, evolve
+from lifecycle.requests import RequestState
+from lifecycle.waiting import Waiting
 
 DIGEST_BITS = 62
 """Two 31-bit words of a round's header."""
@@ -75,21 +79,6 @@ def _shown(value: object) -> str:
     return f"{value[:12]}.." if isinstance(value, str) and len(value) == 64 else f"{value!a}"
 
 
-@dataclass(slots=True)
-class RequestState:
-    """What is kept of a request until it is finished."""
-
-    attempt: int
-    prefetch: int | None = None  # the newest attempt's, while it is not closed
-    issued: bool = False  # whether that attempt has, or had, a prefetch
-    loaded_tokens: int = 0
-    taken: bool = False
-
-    def facts(self) -> tuple[Any, ...]:
-        """Return every field, for comparing two replicas."""
-        return self.attempt, self.prefetch, self.issued, self.loaded_tokens, self.taken
-
-
 class Replica:
     """Prefetches, budgets, occupancy and requests, equal on all ranks after every round."""
 
@@ -107,6 +96,7 @@ class Replica:
         "requests",
         "reserved_pages",
         "resident_pages",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, layout: Layout, budget_pages: Mapping[str, int]) -> None:
@@ -115,6 +105,7 @@ class Replica:
         self.in_flight: dict[int, Prefetch] = {}
         self._ids: list[int] = []
         self.requests: dict[str, RequestState] = {}
+        self.waiting = Waiting()
         self.next_id = 1
         self.occupied_tokens = 0
         self.reserved_pages = dict.fromkeys(self.budget_pages, 0)
@@ -171,6 +162,7 @@ class Replica:
         state = self.requests.get(event.request)
         if state is None or event.attempt > state.attempt:
             self.requests[event.request] = RequestState(event.attempt)
+            self.waiting.drop(event.request)
 
     def _issued(self, event: Issued) -> None:
         if event.prefetch != self.next_id:
@@ -178,7 +170,9 @@ class Replica:
         self.next_id += 1
         self.in_flight[event.prefetch] = Prefetch(event)
         self._ids.append(event.prefetch)
-        self.requests[event.request] = RequestState(event.attempt, event.prefetch, issued=True)
+        state = self.requests.get(event.request) or RequestState(event.attempt)
+        self.requests[event.request] = state.next(event.attempt, event.prefetch)
+        self.waiting.drop(event.request)
         self.occupied_tokens += event.reserved_tokens
 
     def _planned(self, event: PlanAgreed) -> None:
@@ -218,6 +212,24 @@ class Replica:
     def _finished(self, event: RequestFinished) -> None:
         self._request("finish", event.request)
         del self.requests[event.request]
+        self.waiting.drop(event.request)
+
+    def _served(self, event: PrefixServed) -> None:
+        state = self.requests.get(event.request)
+        if state is not None and state.attempt == event.attempt:
+            state.served = True
+            self.waiting.drop(event.request)
+
+    def _wait_began(self, event: WaitBegan) -> None:
+        state = self._request("begin a wait of", event.request)
+        if state.attempt != event.attempt or state.queries != event.queries:
+            why = f"attempt {state.attempt} is the newest, and has asked {state.queries} times"
+            raise WaitError("begin a wait of", event.request, why)
+        self.waiting.begin(event)
+        state.waits_since = event.tick if state.waits_since is None else state.waits_since
+
+    def _wait_ended(self, event: WaitEnded) -> None:
+        self.waiting.end(event)
 
     def _request(self, operation: str, request: str) -> RequestState:
         state = self.requests.get(request)
@@ -240,6 +252,7 @@ class Replica:
         return {
             "in_flight": {id_: prefetch.facts() for id_, prefetch in self.in_flight.items()},
             "requests": {request: state.facts() for request, state in self.requests.items()},
+            "waiting": self.waiting.facts(),
             "next_id": self.next_id,
             "occupied_tokens": self.occupied_tokens,
             "reserved_pages": dict(self.reserved_pages),
@@ -260,6 +273,9 @@ _APPLY: dict[type[Event], Callable[[Replica, Any], None]] = {
     TokensCredited: Replica._credited,
     LoadedTaken: Replica._taken,
     RequestFinished: Replica._finished,
+    PrefixServed: Replica._served,
+    WaitBegan: Replica._wait_began,
+    WaitEnded: Replica._wait_ended,
     QuarantineAgreed: Replica._quarantined,
     Evicted: Replica._evicted,
     Adopted: Replica._adopted,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lifecycle.audit import waits
 from lifecycle.audit.account import Account
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, RequestView
@@ -15,6 +16,7 @@ DECLINES = frozenset({Reason.DUPLICATE, Reason.TOO_SHORT, Reason.RATE_LIMITED, R
 
 def _issued(ledger: Ledger, seq: int, event: Issued) -> None:
     terms = ledger.terms
+    tried = waits.issued(ledger, seq, event)
 
     def say(law: Law, what: str, right: str, *seqs: int) -> None:
         ledger.say(law, what, right, (*seqs, seq), event.prefetch, event.request)
@@ -37,16 +39,19 @@ def _issued(ledger: Ledger, seq: int, event: Issued) -> None:
     if ledger.occupied_tokens > terms.limit_tokens and not ledger.gapped:
         right = f"at most {terms.limit_tokens}, so declined as {Reason.RATE_LIMITED}"
         say(Law.ADMISSION, f"{ledger.occupied_tokens} tokens are in flight", right)
-    _supersede(ledger, seq, event)
-    ledger.requests[event.request] = RequestView(event.attempt, event.prefetch)
+    _supersede(ledger, seq, event, tried)
+    view, fresh = ledger.requests.get(event.request), RequestView(event.attempt, event.prefetch, queries=1)
+    if view is not None and view.attempt == event.attempt:
+        fresh.queries, fresh.served = view.queries + 1, view.served
+    ledger.requests[event.request] = fresh
     ledger.accounts[event.prefetch] = Account(event, seq)
 
 
-def _supersede(ledger: Ledger, seq: int, event: Issued) -> None:
+def _supersede(ledger: Ledger, seq: int, event: Issued, tried: bool) -> None:
     view = ledger.requests.get(event.request)
     if view is None:
         return
-    if event.attempt < view.attempt or (event.attempt == view.attempt and view.prefetch is not None):
+    if event.attempt < view.attempt or (event.attempt == view.attempt and view.prefetch is not None and not tried):
         right = f"an attempt above {view.attempt}, or declined as {Reason.DUPLICATE}"
         ledger.say(Law.ADMISSION, f"attempt {event.attempt} was issued again", right, (seq,), event.prefetch, event.request)
     older = ledger.accounts.get(view.prefetch) if view.prefetch is not None else None
@@ -57,6 +62,7 @@ def _supersede(ledger: Ledger, seq: int, event: Issued) -> None:
 
 def _declined(ledger: Ledger, seq: int, event: Declined) -> None:
     terms = ledger.terms
+    waits.declined(ledger, seq, event)
 
     def say(what: str, right: str) -> None:
         ledger.say(Law.ADMISSION, what, right, (seq,), None, event.request)
@@ -73,7 +79,8 @@ def _declined(ledger: Ledger, seq: int, event: Declined) -> None:
     elif event.reason is Reason.TOO_SHORT and pages >= terms.threshold_pages:
         say(f"{pages} pages were declined as too short", f"fewer than {terms.threshold_pages} are")
     elif event.reason is Reason.RATE_LIMITED and event.occupied_tokens + tokens <= terms.limit_tokens:
-        say(f"declined as rate limited with {event.occupied_tokens} + {tokens} tokens", f"over {terms.limit_tokens}")
+        if not waits.others_in_line(ledger, event.request):
+            say(f"declined as rate limited with {event.occupied_tokens} + {tokens} tokens", f"over {terms.limit_tokens}")
     elif event.reason is Reason.DUPLICATE and not ledger.gapped:
         known = view is not None and (
             event.attempt < view.attempt or (event.attempt == view.attempt and view.prefetch is not None)
@@ -112,6 +119,9 @@ def _served(ledger: Ledger, seq: int, event: PrefixServed) -> None:
     elif event.attempt != view.attempt:
         right = f"attempt {view.attempt}, the newest"
         ledger.say(Law.SERVED, f"attempt {event.attempt} was served", right, (seq,), view.prefetch, event.request)
+    else:
+        view.served = True
+        ledger.waits.drop(event.request)
     at = 0
     for start, stop, source in event.sources:
         if not at <= start < stop <= event.end_page:
@@ -133,6 +143,7 @@ def _served(ledger: Ledger, seq: int, event: PrefixServed) -> None:
 
 def _finished(ledger: Ledger, seq: int, event: RequestFinished) -> None:
     view = ledger.requests.pop(event.request, None)
+    ledger.waits.drop(event.request)
     if view is None:
         _unknown(ledger, seq, event)
         return

@@ -45,6 +45,9 @@ class Law(StrEnum):
     BALANCE = "balance"
     """Counts add up at each moment, and to nothing at an orderly end."""
 
+    WAITING = "waiting"
+    """A request waits for a reason that holds, and is tried in order, in time and within bounds; nobody overtakes."""
+
     SERVED = "served"
     """A request is served only what a prefetch has published."""
 

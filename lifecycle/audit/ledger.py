@@ -9,6 +9,7 @@ from lifecycle.audit.account import Account, Held
 from lifecycle.audit.laws import Law, Violation
 from lifecycle.audit.slots import NAMES, Offence, PoolSlots
 from lifecycle.audit.terms import Terms
+from lifecycle.audit.waitlist import Waits
 from lifecycle.events import Event, TokensReturned
 from lifecycle.ranges import Range
 
@@ -23,6 +24,9 @@ class RequestView:
     prefetch: int | None = None  # the newest attempt's, if it was issued
     tokens: int = 0  # credited
     taken_seq: int | None = None
+    queries: int = 0  # how often this attempt was issued
+    served: bool = False
+    waits_since: int | None = None  # the tick at which it first waited since it was issued
 
 
 class Ledger:
@@ -43,6 +47,7 @@ class Ledger:
         self.over: OrderedDict[int, tuple[str, int]] = OrderedDict()  # id -> request, seq of the end; the last few
         self.strangers: dict[int, None] = {}  # ids that were never issued, told once
         self.requests: dict[str, RequestView] = {}
+        self.waits = Waits()
         self.last_id = 0
         self.occupied_tokens = 0
         self.reserved_pages = dict.fromkeys(self.own, 0)  # agreed
@@ -143,6 +148,7 @@ class Ledger:
         self.accounts.clear()
         self.over.clear()
         self.requests.clear()
+        self.waits = Waits()
         for slots in self.slots.values():
             slots.forget()
 

@@ -115,6 +115,8 @@ def _discarded(ledger: Ledger, account: Account, seq: int, event: Discarded) -> 
         return
     account.withdrawn = seq
     account.freeze(ledger.layout)
+    if before is State.ISSUED:
+        account.reason = event.reason
     if event.reason in COMMANDS:
         return
     since = account.marks.get(Synced, seq)

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from lifecycle.audit.laws import Law, Violation
 from lifecycle.audit.rank import RankAudit
-from lifecycle.events import EVENT_TYPES, Closed, CoordinatorStopped, Discarded, Event, Record, Synced, Terminated
+from lifecycle.events import EVENT_TYPES, Closed, CoordinatorStopped, Discarded, Event, Record, Synced, Terminated, WaitEnded
 from lifecycle.reasons import Reason
 
 LOOK_AHEAD = 1024
@@ -109,7 +109,7 @@ class Peers:
             event = record.event
             if type(event) in _FACTS:
                 key = _key(event)
-                if type(event) is Discarded and event.reason in _LAST_WORDS:
+                if isinstance(event, (Discarded, WaitEnded)) and event.reason in _LAST_WORDS:
                     self._end(stream)
                 elif key not in self._left_out:
                     stream.ahead.append((key, record))

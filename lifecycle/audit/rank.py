@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lifecycle import ranges as r
-from lifecycle.audit import admission, discharges, moves, outcomes, plans, reads, residency
+from lifecycle.audit import admission, discharges, moves, outcomes, plans, reads, residency, waits
 from lifecycle.audit.account import Account
 from lifecycle.audit.laws import Law, Violation
 from lifecycle.audit.ledger import Ledger
@@ -33,7 +33,11 @@ from lifecycle.events import (
 )  # fmt: skip
 from lifecycle.states import TERMINAL
 
-BESIDE: Mapping[type[Event], Callable[[Ledger, int, Any], None]] = {**admission.HANDLERS, **residency.HANDLERS}
+BESIDE: Mapping[type[Event], Callable[[Ledger, int, Any], None]] = {
+    **admission.HANDLERS,
+    **waits.HANDLERS,
+    **residency.HANDLERS,
+}
 """Events beside the prefetches, and the one that begins a prefetch."""
 
 OF_PREFETCH: Mapping[type[Event], Callable[[Ledger, Account, int, Any], None]] = {
@@ -194,6 +198,7 @@ class RankAudit:
         self.stopped = seq if self.stopped is None else self.stopped
         for account in ledger.accounts.values():
             self._unfinished(ledger, account, seq)
+        waits.stopped(ledger, seq)
         if ledger.gapped:
             return
 

@@ -17,6 +17,16 @@ class BadHeader(LogError):
 
 
 @dataclass(frozen=True, slots=True)
+class RetryTerms:
+    """What bounds the waits of a run, in ticks and counts."""
+
+    every_ticks: int
+    max_queries: int
+    max_waiting: int
+    give_up_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """One rank's terms. Page counts are per pool with own slots."""
 
@@ -33,6 +43,7 @@ class Terms:
     page_size_tokens: int
     capacity_pages: Mapping[str, int]
     budget_pages: Mapping[str, int]
+    retry: RetryTerms | None = None  # nothing is tried again
     absent: frozenset[str] = frozenset()  # pools of which the rank has no shard: they land without a read
 
     def shared(self) -> Mapping[str, object]:
@@ -41,7 +52,7 @@ class Terms:
 
 
 _SHARED = ("ranks", "layout", "degrade", "pressure", "threshold_pages", "max_pages", "limit_tokens", "lag_ticks",
-           "page_size_tokens", "budget_pages")  # fmt: skip
+           "page_size_tokens", "budget_pages", "retry")  # fmt: skip
 
 
 def terms_of(opened: LogOpened) -> Terms:
@@ -75,9 +86,18 @@ def terms_of(opened: LogOpened) -> Terms:
     return Terms(
         opened.run, opened.rank, opened.ranks, layout, degrade, pressure, _number(policies, "threshold_pages"),
         _number(policies, "max_pages"), _number(policies, "limit_tokens"), _number(policies, "lag_ticks"),
-        opened.page_size_tokens, dict(opened.capacity_pages), dict(opened.budget_pages),
+        opened.page_size_tokens, dict(opened.capacity_pages), dict(opened.budget_pages), _retry(policies),
         frozenset(opened.absent),
     )  # fmt: skip
+
+
+def _retry(policies: Mapping[str, object]) -> RetryTerms | None:
+    retry = policies.get("retry")  # logs of older versions have none
+    if retry is None:
+        return None
+    if not isinstance(retry, Mapping):
+        raise BadHeader(f"cannot check this log: policy retry is {retry!r}")
+    return RetryTerms(*(_number(retry, name) for name in ("every_ticks", "max_queries", "max_waiting", "give_up_ticks")))
 
 
 def _word(policies: Mapping[str, object], name: str) -> str:

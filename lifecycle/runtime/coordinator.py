@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from lifecycle import decide
 from lifecycle.book import Book
-from lifecycle.errors import AnchorLost, BadKey, BadRequest, ConfigError, CoordinatorClosed, DuplicateAttempt, UnknownRequest
-from lifecycle.events import Declined, Issued, LoadedTaken, PrefixServed, RequestFinished, Wanted
+from lifecycle.errors import AnchorLost, BadRequest, ConfigError, CoordinatorClosed, UnknownRequest
+from lifecycle.events import Declined, LoadedTaken, PrefixServed, RequestFinished, Wanted
 from lifecycle.keys import KeyChain
 from lifecycle.layout import Layout
 from lifecycle.policies import Policies
 from lifecycle.reasons import Reason
-from lifecycle.replica import RequestState
+from lifecycle.requests import RequestState
 from lifecycle.rows import NEUTRAL, Masks, Round
 from lifecycle.runtime import inspection
 from lifecycle.runtime.naming import Naming
@@ -25,7 +24,6 @@ from lifecycle.runtime.rank import Ports, Rank
 from lifecycle.runtime.readers import ReaderPool
 from lifecycle.runtime.residency import Fill
 from lifecycle.runtime.ticks import Ticks
-from lifecycle.runtime.transfers import Transfer
 from lifecycle.runtime.transport import Alone, Transport
 
 
@@ -68,58 +66,19 @@ class Coordinator:
     def issue(self, request: str, attempt: int, keys: Sequence[str], anchor: Anchor) -> int | Declined:
         """Begin to prefetch what follows `anchor` in the prompt with these page keys (from page 0); return its id.
 
-        Returns `Declined` with a reason, logged, when there is nothing to begin. A newer attempt discards the older one.
+        Returns `Declined` with a reason, logged, when there is nothing to begin; with `Policies.retry`, one that is declined
+        for want of room waits (see `waiting`). A newer attempt discards the older one, or ends its wait.
         Raises `DuplicateAttempt` for an attempt that was issued before, `BadKey` for keys that are none or not the anchor's.
         """
         self._check_open("issue", request)
         _check_name(request, attempt)
-        keys = KeyChain(keys)
-        start = anchor.pages
-        if start > len(keys) or (start and keys[start - 1] != anchor.key):
-            raise BadKey(keys[start - 1] if start <= len(keys) else "", start - 1)
-        replica = self._rank.book.replica
-        state = replica.requests.get(request)
-        if state is not None and (attempt < state.attempt or (attempt == state.attempt and state.issued)):
-            self._rank.emit(self._decide_issue(request, attempt, keys, anchor, Reason.DUPLICATE))
-            newest = replica.newest(request)
-            raise DuplicateAttempt(request, attempt, state.attempt, newest.state if newest else "closed")
-        older = replica.newest(request)
-        if older is not None and not older.terminal:
-            self._rank.steps.end(older, Reason.SUPERSEDED)
-        decided = self._decide_issue(
-            request, attempt, keys, anchor, Reason.READERS_LOST if self._rank.agreement.declining else None
-        )
-        if not isinstance(decided, Declined):
-            try:
-                self._rank.index.lock(anchor)
-            except AnchorLost:
-                decided = self._decide_issue(request, attempt, keys, anchor, Reason.ANCHOR_LOST)
-        self._rank.emit(decided)
-        if isinstance(decided, Declined):
-            return decided
-        transfer = Transfer(self._rank.book.local[decided.prefetch], keys, anchor, self._rank.clock_ns())
-        self._rank.transfers.of[decided.prefetch] = transfer
-        self._rank.transfers.ask(transfer)
-        self._ticks.watch(transfer)
-        return decided.prefetch
-
-    def _decide_issue(
-        self, request: str, attempt: int, keys: KeyChain, anchor: Anchor, refused: Reason | None
-    ) -> Issued | Declined:
-        return decide.issue(
-            self._rank.book.replica,
-            self._rank.policies,
-            self._rank.page_size_tokens,
-            request,
-            attempt,
-            keys,
-            anchor.pages,
-            anchor.key,
-            refused,
-        )
+        return self._ticks.issuing.issue(request, attempt, KeyChain(keys), anchor)
 
     def ready(self, request: str) -> bool:
-        """Say whether admission may go on: False until the newest prefetch has its outcome. Asking is the demand."""
+        """Say whether admission may go on: False until the newest prefetch has its outcome. Asking is the demand.
+
+        True while the request waits to be tried again: a wait holds nobody up.
+        """
         self._check_open("ask for", request)
         if self._ticks.naming:
             return False  # the ranks differ, which the next ticks will say: nothing is admitted on it
@@ -131,23 +90,35 @@ class Coordinator:
             self._rank.transfers.dirty.add(prefetch.id)
         return False
 
+    def waiting(self, request: str) -> bool:
+        """Say whether the request waits to be tried again, for room or after a miss; a scheduler may hold it back meanwhile."""
+        self._check_open("ask for", request)
+        return request in self._rank.book.replica.waiting
+
     def take_loaded(self, request: str) -> int:
-        """Return the tokens that the newest attempt's prefetch loaded, once; 0 while it is in flight and afterwards."""
+        """Return the tokens that the newest attempt's prefetch loaded, once; 0 while it is in flight or waits, and later."""
         state = self._request("take the loaded tokens of", request)
-        prefetch = self._rank.book.replica.newest(request)
-        if state.taken or (prefetch is not None and not prefetch.terminal):
+        replica = self._rank.book.replica
+        prefetch = replica.newest(request)
+        if state.taken or request in replica.waiting or (prefetch is not None and not prefetch.terminal):
             return 0
         self._rank.emit(LoadedTaken(request, state.attempt, state.loaded_tokens))
         return state.loaded_tokens
 
     def served(self, request: str, match: Match) -> None:
-        """Log what the request is served from the index, so that a garbled output can be traced to its source."""
+        """Log what the request is served from the index, so that a garbled output can be traced to its source.
+
+        It is admitted: if it waited to be tried again, that is over.
+        """
         state = self._request("serve", request)
         self._rank.emit(PrefixServed(request, state.attempt, match.pages, match.sources))
 
     def abort(self, request: str) -> bool:
-        """Discard the prefetch of the newest attempt; return whether there was one to discard."""
+        """Discard the prefetch of the newest attempt, or end its wait; return whether there was either."""
         self._request("abort", request)
+        return self._discard(request) or self._ticks.issuing.end_wait(request, Reason.ABORTED)
+
+    def _discard(self, request: str) -> bool:
         prefetch = self._rank.book.replica.newest(request)
         if prefetch is None or prefetch.terminal:
             return False
@@ -156,7 +127,8 @@ class Coordinator:
 
     def finish(self, request: str) -> None:
         """Abort what is in flight and forget the request. What its prefetch still owes goes on under its own id."""
-        self.abort(request)
+        self._request("finish", request)
+        self._discard(request)
         self._rank.emit(RequestFinished(request))
 
     def adopt(self, request: str, keys: Sequence[str], anchor: Anchor, end_page: int, fill: Fill) -> int:

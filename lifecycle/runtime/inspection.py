@@ -91,7 +91,26 @@ def _copy(rank: Rank) -> dict[str, Any]:
         "stuck_after_tries": rank.policies.stuck_after_tries,
         "open_obligations": sum(len(story["open"]) for story in stories),
         "in_flight": stories,
+        "waiting": _waiting(rank),
     }
+
+
+def _waiting(rank: Rank) -> list[dict[str, Any]]:
+    """Return who waits to be tried again: those in line for room by their place, then those who ask L3 again."""
+    place = count(1)
+    return [
+        {
+            "request": waiter.request,
+            "attempt": waiter.attempt,
+            "reason": waiter.reason.value,
+            "since_tick": waiter.since_tick,
+            "due_tick": waiter.due_tick,
+            "place": next(place) if waiter.for_room else None,
+            "tokens": waiter.tokens,
+            "queries": waiter.queries,
+        }
+        for waiter in list(rank.book.replica.waiting)
+    ]
 
 
 def _story(rank: Rank, local: Local, refused: dict[str, int], now_ns: int) -> dict[str, Any]:
@@ -118,6 +137,8 @@ def _story(rank: Rank, local: Local, refused: dict[str, int], now_ns: int) -> di
 def check_integrity(rank: Rank, replay: bool) -> None:
     """Raise `IntegrityError` with everything that does not add up: pools, locks, tokens, and the log's own fold."""
     faults = rank.book.faults() + _pool_faults(rank)
+    if rank.waiting_keys.keys() != {waiter.request for waiter in rank.book.replica.waiting}:
+        faults.append(f"the keys of {len(rank.waiting_keys)} requests are kept, {len(rank.book.replica.waiting)} wait")
     # What is published is owed a lock from then on; the index has it once a hand-over that failed was tried again.
     waiting = sum(t.local.obligations.resident_lock and not t.end_locked for t in rank.transfers.of.values())
     if rank.index.lock_count() < rank.book.locks - waiting:  # an engine may hold locks of its own

@@ -8,6 +8,7 @@ import msgspec
 from lifecycle.book import Book
 from lifecycle.errors import ConfigError, SyncFailed
 from lifecycle.events import AnyEvent, Event, LateWriteEnded, LogOpened, Record
+from lifecycle.keys import KeyChain
 from lifecycle.layout import KV, Layout
 from lifecycle.policies import Policies
 from lifecycle.runtime.agreement import Agreement
@@ -56,6 +57,7 @@ class Rank:
         self.tick_number = 0
         self.failure: SyncFailed | None = None  # a round failed: nothing is published any more
         self.closed = False
+        self.waiting_keys: dict[str, KeyChain] = {}  # of the prompts of those who wait, and of nobody else
         self._seq = 0
         self.moving = False  # an event is being applied: whoever looks from another thread sees half of it
         try:
@@ -80,8 +82,8 @@ class Rank:
         self.residency = Residency(layout, self.book, self.memory, self.index, self.emit)
         self.settler = Settler(layout, self.memory, self.index, self.emit, policies.stuck_after_tries)
         self.steps = Steps(
-            layout, policies, page_size_tokens, self.memory, self.index,
-            self.residency, self.transfers, self.settler, self.emit,
+            layout, policies, page_size_tokens, self.book, self.memory, self.index,
+            self.residency, self.transfers, self.settler, self.emit, self.waiting_keys,
         )  # fmt: skip
         self.agreement = Agreement(layout, policies, self.book, self.index, self.transport, self.clock_ns, self.emit)
 
@@ -93,6 +95,10 @@ class Rank:
             self.append(event)
         finally:
             self.moving = False
+        if self.waiting_keys:
+            request = getattr(event, "request", None)
+            if request is not None and request not in self.book.replica.waiting:
+                self.waiting_keys.pop(request, None)
         if type(event) is LateWriteEnded and event.lost:
             transfer = self.transfers.of[event.prefetch]
             self.residency.taint(event.pool, transfer.slots_of_ranges(event.pool, event.pages))

@@ -10,8 +10,10 @@ import numpy as np
 import structlog
 
 from lifecycle import coverage, decide
+from lifecycle.book import Book
 from lifecycle.coverage import Flags
 from lifecycle.events import Capped, Closed, Event, HostReserved, PlanAgreed, Synced, Terminated
+from lifecycle.keys import KeyChain
 from lifecycle.layout import Layout
 from lifecycle.policies import Policies
 from lifecycle.prefetch import Prefetch
@@ -30,8 +32,9 @@ class Steps:
     """Takes the agreed facts of a prefetch and moves it."""
 
     def __init__(
-        self, layout: Layout, policies: Policies, page_size_tokens: int, memory: HostMemory, index: PrefixIndex,
+        self, layout: Layout, policies: Policies, page_size_tokens: int, book: Book, memory: HostMemory, index: PrefixIndex,
         residency: Residency, transfers: Transfers, settler: Settler, emit: Callable[[Event], None],
+        waiting_keys: dict[str, KeyChain],
     ) -> None:  # fmt: skip
         self._layout = layout
         self._policies = policies
@@ -41,7 +44,9 @@ class Steps:
         self._residency = residency
         self._transfers = transfers
         self._settler = settler
+        self._replica = book.replica
         self._emit = emit
+        self._waiting_keys = waiting_keys
         self._trailing = layout.has_trailing(policies.degrade)
         self.tick = 0
 
@@ -94,12 +99,16 @@ class Steps:
         transfer, last = self._transfers.of[prefetch.id], events[-1]
         # Asked before anything is appended: an index that raises leaves the prefetch where it is, not in SYNCED.
         published = self._published(transfer, last) if isinstance(last, Synced) else None
+        wait = decide.wait_after_miss(self._replica, self._policies, prefetch, events[0], self.tick)
         for event in events:
             self._emit(event)
             if isinstance(event, Terminated):
                 self._transfers.stop(transfer)
             elif isinstance(event, Capped):
                 self._transfers.cap(transfer)
+        if wait is not None:
+            self._emit(wait)
+            self._waiting_keys[prefetch.request] = transfer.keys
         self._transfers.dirty.add(prefetch.id)
         if published is not None:
             self.take(prefetch, decide.outcome(self._layout, self._policies, self._page_size, prefetch, *published))

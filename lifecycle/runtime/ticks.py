@@ -11,6 +11,7 @@ from lifecycle.events import Closed, CoordinatorStopped
 from lifecycle.reasons import Reason
 from lifecycle.rows import Masks, Report, Round
 from lifecycle.runtime.agreement import Exchange
+from lifecycle.runtime.issuing import Issuing
 from lifecycle.runtime.naming import Naming
 from lifecycle.runtime.rank import Rank
 from lifecycle.runtime.transfers import Transfer
@@ -21,13 +22,15 @@ log = structlog.get_logger(__name__)
 
 
 class Ticks:
-    """Runs the ticks of one rank: commands came before, then drain, then consume round t - lag and launch round t.
+    """Runs the ticks of one rank: commands came before; then those who wait are tried, what the readers answered is drained,
+    round t - lag is consumed and round t launched.
 
     With lag 0 the round is launched first and consumed at once. With one rank there is no round at all.
     """
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
+        self.issuing = Issuing(rank, self.watch)
         self._fault: Exception | None = None  # an error of this rank's own: its next round is launched as failed
         self._naming = False  # the replicas differ: nothing moves any more, and the exchange that says why is on its way
         self._deadlines: list[tuple[int, int]] = []
@@ -104,13 +107,23 @@ class Ticks:
             self._wind_down()
             raise rank.failure.with_traceback(None)  # or it would grow by a frame at every tick
         if rank.alone:
+            self._try_waiting()
             self._drain()
             return
         try:
             if self._fault is None:
+                self._try_waiting()
                 self._drain()
         except Exception as error:  # the round must be launched before this rank raises, or its peers would hang
             self.note_fault(error)
+
+    def _try_waiting(self) -> None:
+        """Try again whoever waits, before anything local is looked at: here all ranks decide alike.
+
+        A rank whose index has yet to take what it promised does not, as with a fault: its next round tells the others.
+        """
+        if self._rank.failure is None and not self._rank.settler.behind:
+            self.issuing.try_waiting()
 
     def _drain(self) -> None:
         rank = self._rank
@@ -305,6 +318,8 @@ class Ticks:
                     self._rank.steps.end(prefetch, reason)
                 except Exception as error:  # one that cannot end must not keep the others, nor hide why all end
                     log.error("a prefetch could not be discarded", prefetch=prefetch.id, error=repr(error))
+        for waiter in list(self._rank.book.replica.waiting):
+            self.issuing.end_wait(waiter.request, reason)
 
     def _close_settled(self) -> None:
         rank = self._rank

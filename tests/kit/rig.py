@@ -288,6 +288,8 @@ class Rig:
                 "lanes": len(c._rank.readers.queue._lanes),
                 "unsent": len(c._rank.transfers._unsent),
                 "masked": len(c._rank.agreement._masked),
+                "waiting": len(c.book.replica.waiting),
+                "waiting_keys": len(c._rank.waiting_keys),
             }
             for c in self.ranks
         ]

@@ -1,0 +1,204 @@
+"""Requests that wait to be tried again: what begins a wait, who is tried when, and what bounds it, by the policy of the log.
+
+Plain books of its own. Ticks are known from the events of waits alone.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lifecycle.audit.laws import Law
+from lifecycle.audit.ledger import Ledger
+from lifecycle.audit.terms import RetryTerms
+from lifecycle.audit.waitlist import Wait
+from lifecycle.events import Declined, Discarded, Event, Issued, PlanAgreed, Terminated, TokensReturned, WaitBegan, WaitEnded
+from lifecycle.reasons import Reason
+
+MISSES = frozenset(
+    {Reason.QUERY_FAILED, Reason.SIDECAR_ABSENT, Reason.HEAD_MISSING, Reason.FULL_MISS, Reason.BELOW_THRESHOLD}
+)
+ENDS = frozenset(
+    {None, Reason.RATE_LIMITED, Reason.ABORTED, Reason.SUPERSEDED, Reason.SHUTDOWN, Reason.SYNC_FAILED}
+)  # fmt: skip
+
+
+def issued(ledger: Ledger, seq: int, event: Issued) -> bool:
+    """Check what is issued against who waits, before it is taken in; return whether it is a try of one that waited."""
+    waits = ledger.waits
+    tried = _is_tried(ledger, seq, event)
+    view, retry = ledger.requests.get(event.request), ledger.terms.retry
+    if others_in_line(ledger, event.request) and not (tried and waits.from_line):
+        first = next(iter(waits.line))
+        right = f"{first!r} first: it has waited for room since record {waits.line[first].seq}"
+        ledger.say(Law.WAITING, "issued past one that waits for room", right, (waits.line[first].seq, seq), event.prefetch,
+                   event.request)  # fmt: skip
+    if tried and view is not None and retry is not None and view.queries >= retry.max_queries and not ledger.gapped:
+        what, right = f"query {view.queries + 1} of attempt {event.attempt}", f"at most {retry.max_queries}"
+        ledger.say(Law.WAITING, what, right, (seq,), event.prefetch, event.request)
+    waits.drop(event.request)
+    return tried
+
+
+def declined(ledger: Ledger, seq: int, event: Declined) -> None:
+    """Take in a decline, which may be how a try went, and may begin a wait."""
+    waits = ledger.waits
+    waits.declined = event, seq, _is_tried(ledger, seq, event)
+    wait = waits.get(event.request)
+    if wait is not None and event.attempt > wait.attempt:
+        waits.drop(event.request)
+
+
+def others_in_line(ledger: Ledger, request: str) -> bool:
+    """Return whether somebody else is before a request in the line for room."""
+    return bool(ledger.waits.line) and next(iter(ledger.waits.line)) != request
+
+
+def stopped(ledger: Ledger, seq: int) -> None:
+    """Say who still waits as the log ends in order."""
+    _untried(ledger, seq)
+    for request, wait in (*ledger.waits.line.items(), *ledger.waits.asking.items()):
+        what = f"attempt {wait.attempt} waits at the stop"
+        ledger.say(Law.WAITING, what, "no wait outlives the coordinator", (wait.seq, seq), None, request)
+
+
+def _is_tried(ledger: Ledger, seq: int, event: Issued | Declined) -> bool:
+    waits = ledger.waits
+    tried = waits.tried
+    if tried is not None and tried == (event.request, event.attempt, seq - 1):
+        waits.tried = None
+        return True
+    _untried(ledger, seq)
+    return False
+
+
+def _untried(ledger: Ledger, seq: int) -> None:
+    """Say that a try came to nothing, if one did."""
+    tried, ledger.waits.tried = ledger.waits.tried, None
+    if tried is not None:
+        what = f"attempt {tried[1]} was to be tried, and was neither issued nor declined"
+        ledger.say(Law.WAITING, what, "Issued or Declined at once", (tried[2], seq), None, tried[0])
+
+
+def _tick(ledger: Ledger, seq: int, event: WaitBegan | WaitEnded) -> None:
+    waits = ledger.waits
+    if event.tick < waits.tick:
+        what = f"tick {event.tick} comes after tick {waits.tick}"
+        ledger.say(Law.WAITING, what, "ticks in order", (seq,), None, event.request)
+    waits.tick = max(waits.tick, event.tick)
+
+
+def _began(ledger: Ledger, seq: int, event: WaitBegan) -> None:
+    waits, retry, view = ledger.waits, ledger.terms.retry, ledger.requests.get(event.request)
+    known = waits.get(event.request)
+    _tick(ledger, seq, event)
+    _untried(ledger, seq)
+
+    def say(what: str, right: str) -> None:
+        seqs = (seq,) if known is None else (known.seq, seq)
+        ledger.say(Law.WAITING, what, right, seqs, None, event.request)
+
+    if retry is None:
+        say("a request waits", "none under a policy without retries")
+        return
+    if not ledger.gapped:
+        if view is None or event.attempt != view.attempt:
+            say(f"attempt {event.attempt} waits", f"the newest, {None if view is None else view.attempt}, or none")
+        elif event.queries != view.queries:
+            say(f"{event.queries} queries of attempt {event.attempt} are counted", f"{view.queries} were issued")
+        if view is not None and view.served:
+            say("it waits", "nothing: it was served")
+        count = len(waits.line) + len(waits.asking)
+        if known is None and count >= retry.max_waiting:
+            say(f"{count + 1} requests wait", f"at most {retry.max_waiting}")
+        wrong = _why_not(ledger, seq, event, retry, known)
+        if wrong is not None:
+            say(*wrong)
+    if event.reason is Reason.RATE_LIMITED and event.request in waits.line:
+        old = waits.line[event.request]
+        old.tokens, old.due_tick, old.seq = event.tokens, event.due_tick, seq
+        return
+    waits.drop(event.request)
+    wait = Wait(event.attempt, event.reason, event.tick, event.due_tick, event.tokens, seq)
+    (waits.line if event.reason is Reason.RATE_LIMITED else waits.asking)[event.request] = wait
+    if view is not None and view.waits_since is None:
+        view.waits_since = event.tick
+
+
+def _why_not(
+    ledger: Ledger, seq: int, event: WaitBegan, retry: RetryTerms, known: Wait | None
+) -> tuple[str, str] | None:
+    """Return what is wrong with the beginning of a wait, and what would be right."""
+    pause = 0 if event.reason is Reason.RATE_LIMITED else retry.every_ticks
+    if event.due_tick != event.tick + pause:
+        return f"due at tick {event.due_tick}, told at tick {event.tick}", f"{event.tick + pause}"
+    if event.reason in MISSES:
+        return _why_no_miss(ledger, seq, event, retry, known)
+    last = ledger.waits.declined
+    told = last is not None and last[1] == seq - 1 and last[0].request == event.request and last[0].attempt == event.attempt
+    if event.reason is Reason.RATE_LIMITED and known is not None and known.reason is Reason.RATE_LIMITED and not told:
+        if event.tokens <= known.tokens or ledger.occupied_tokens + event.tokens <= ledger.terms.limit_tokens:
+            return f"it waits on for {event.tokens} tokens", f"over {known.tokens}, and more than there is room for"
+        return None
+    if last is None or not told or last[0].reason is not event.reason:
+        return f"it waits as {event.reason}", f"after it was declined as {event.reason}"
+    tokens = (last[0].end_page - last[0].start_page) * ledger.terms.page_size_tokens
+    if event.tokens != tokens:
+        return f"it waits for {event.tokens} tokens", f"{tokens}, those of the span that was declined"
+    if event.reason is Reason.TOO_SHORT:
+        view = ledger.requests.get(event.request)
+        since = event.tick if view is None or view.waits_since is None else view.waits_since
+        if not last[2]:
+            return "it waits as too short", "only one that was tried"
+        if event.tick - since > retry.give_up_ticks:
+            return f"it waits on {event.tick - since} ticks after its query", f"given up after {retry.give_up_ticks}"
+    elif event.reason is not Reason.RATE_LIMITED:
+        return f"it waits as {event.reason}", f"after {', '.join(sorted({Reason.RATE_LIMITED, Reason.TOO_SHORT, *MISSES}))}"
+    if known is not None and known.reason is not Reason.RATE_LIMITED:
+        return "it begins to wait a second time", "one wait at a time"
+    return None
+
+
+def _why_no_miss(ledger: Ledger, seq: int, event: WaitBegan, retry: RetryTerms, known: Wait | None) -> tuple[str, str] | None:
+    view = ledger.requests.get(event.request)
+    account = None if view is None or view.prefetch is None else ledger.accounts.get(view.prefetch)
+    marks = {} if account is None else account.marks
+    if account is None or marks.get(TokensReturned) != seq - 1 or marks.get(Discarded) != seq - 2:
+        return f"it waits as {event.reason}", f"directly after its prefetch was discarded as {event.reason}"
+    if PlanAgreed in marks or Terminated in marks or account.reason is not event.reason:
+        return f"it waits as {event.reason}", f"the reason for which L3 had nothing to read, {account.reason}"
+    if event.tokens != account.reserved_tokens:
+        return f"it waits for {event.tokens} tokens", f"{account.reserved_tokens}, what it had reserved"
+    if event.queries >= retry.max_queries:
+        return f"it waits after {event.queries} queries", f"at most {retry.max_queries} in all"
+    return None if known is None else ("it begins to wait a second time", "one wait at a time")
+
+
+def _ended(ledger: Ledger, seq: int, event: WaitEnded) -> None:
+    waits, retry, wait = ledger.waits, ledger.terms.retry, ledger.waits.get(event.request)
+    _tick(ledger, seq, event)
+    _untried(ledger, seq)
+
+    def say(what: str, right: str) -> None:
+        ledger.say(Law.WAITING, what, right, (seq,) if wait is None else (wait.seq, seq), None, event.request)
+
+    waits.from_line = event.request in waits.line
+    first = not (waits.from_line and others_in_line(ledger, event.request))
+    waits.drop(event.request)
+    if event.reason is None:
+        waits.tried = event.request, event.attempt, seq
+    if wait is None or wait.attempt != event.attempt:
+        if not ledger.gapped:
+            say(f"a wait of attempt {event.attempt} is over", "only one that began")
+        return
+    if event.reason not in ENDS:
+        say(f"a wait is over as {event.reason}", f"tried, or {', '.join(sorted(reason for reason in ENDS if reason))}")
+    if event.reason in (None, Reason.RATE_LIMITED) and not first:
+        say("it is let out of the line for room", f"{next(iter(waits.line))!r} first")
+    if event.reason is None and event.tick < wait.due_tick:
+        say(f"tried at tick {event.tick}", f"not before {wait.due_tick}")
+    if event.reason is Reason.RATE_LIMITED:
+        waited, most = event.tick - wait.since_tick, None if retry is None else retry.give_up_ticks
+        if wait.reason is not Reason.RATE_LIMITED or most is None or waited <= most:
+            say(f"given up after {waited} ticks", f"only a wait for room, after {most}")
+
+
+HANDLERS: Mapping[type[Event], Callable[[Ledger, int, Any], None]] = {WaitBegan: _began, WaitEnded: _ended}

@@ -23,8 +23,10 @@ from lifecycle.errors import ConfigError, IntegrityError, StoreError
 from lifecycle.keys import Namespace
 from lifecycle.reasons import ReadCode
 from lifecycle.runtime.ports import PageResult
+from stores.pages.files_judge import judge
 from stores.pages.folder import ShardFolder, read_whole
 from stores.pages.header import HEADER_BYTES, PageHeader
+from stores.pages.helpers import Helpers, spare_cores
 from stores.pages.ledger import Ledger, PageId
 from stores.pages.requests import check_buffers, check_keys, checked_page_bytes, page_bytes_of
 from stores.pages.tally import Tally
@@ -33,6 +35,9 @@ _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 # Never through a link; never waiting for the other end of a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _BAD_LIMIT = 4096
+_PART_BYTES = 1 << 20  # of a batch: what is worth another thread
+_YEAR_NS = 365 * 86_400 * 10**9
+_UNREAD = PageResult(0, ReadCode.BAD_RESULT)
 
 
 class FilePageStore:
@@ -40,7 +45,8 @@ class FilePageStore:
 
     Several processes may share a folder. `capacity_bytes` bounds the files of this shard, headers counted, that this
     process wrote or found at start; pages being written come on top. The least recently used make room. With `verify`
-    off, the payload's checksum is neither checked nor returned. Raises `StoreError` if the folder cannot be used.
+    off, the payload's checksum is neither checked nor returned. Batches of more than 1 MiB are read with up to `helpers`
+    more threads, by default one for each further core, three at most. Raises `StoreError` if the folder cannot be used.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class FilePageStore:
         shard: str,
         capacity_bytes: int | None = None,
         verify: bool = True,
+        helpers: int | None = None,
     ) -> None:
         self._page_bytes = checked_page_bytes(page_bytes, capacity_bytes, HEADER_BYTES)
         if _SHARD.fullmatch(shard) is None:
@@ -63,8 +70,10 @@ class FilePageStore:
         self._lock = threading.Lock()  # the ledger, and the files as far as it counts them
         self._ledger = Ledger(capacity_bytes)
         self._bad: dict[str, tuple[int, int]] = {}  # files found bad, by inode and mtime: not claimed until replaced
+        self._used_at_ns = 0  # of the page used last: mtimes keep the order of use, whatever the clock does
         self._writing = 0
         self._closed = False
+        self._helpers = Helpers(spare_cores() if helpers is None else helpers)
         self._tally.add({"temp.swept": self._folder.swept})
         if capacity_bytes is not None:
             self._take_stock()
@@ -84,6 +93,16 @@ class FilePageStore:
     def read_into(self, pool: str, keys: Sequence[str], buffers: Sequence[memoryview]) -> Sequence[PageResult]:
         """Read one page per key into the buffer beside it. After a failure the buffer's content is undefined."""
         self._check_request("read", pool, keys, buffers, writable=True)
+        results = [_UNREAD] * len(keys)
+
+        def read(start: int, stop: int) -> None:
+            results[start:stop] = self._read_part(pool, keys[start:stop], buffers[start:stop])
+
+        step = max(1, _PART_BYTES // self._page_bytes[pool])
+        self._helpers.share(read, ((start, min(start + step, len(keys))) for start in range(0, len(keys), step)))
+        return results
+
+    def _read_part(self, pool: str, keys: Sequence[str], buffers: Sequence[memoryview]) -> list[PageResult]:
         around = bytearray(HEADER_BYTES), bytearray(1)  # a byte read behind the payload means a file too long
         done: Counter[str] = Counter()
         results = []
@@ -110,7 +129,7 @@ class FilePageStore:
         fd = os.open(path, _READ)
         try:
             got = read_whole(fd, (header, buffer, tail), HEADER_BYTES + buffer.nbytes)
-            result, cause = self._judge(pool, key, buffer, header, got)
+            result, cause = judge(self._headers[pool], key, header, buffer, got, self._verify)
             if result.code is not None:
                 self._remember_bad(path, os.fstat(fd))
             elif self._ledger.capacity_bytes is not None:
@@ -119,32 +138,18 @@ class FilePageStore:
             os.close(fd)
         return result, cause
 
-    def _judge(self, pool: str, key: str, buffer: memoryview, header: bytearray, got: int) -> tuple[PageResult, str]:
-        expected = self._headers[pool]
-        if got < HEADER_BYTES:
-            return PageResult(0, ReadCode.SHORT), "short"
-        checksum, wrong = expected.check(header, key)
-        if wrong is not None:
-            return PageResult(0, ReadCode.CORRUPT), f"corrupt.{wrong}"
-        nbytes = got - HEADER_BYTES
-        if nbytes < expected.payload_bytes:
-            return PageResult(nbytes, ReadCode.SHORT), "short"
-        if nbytes > expected.payload_bytes:
-            return PageResult(0, ReadCode.CORRUPT), "corrupt.too_long"
-        if not self._verify:
-            return PageResult(nbytes), "ok"
-        if xxhash.xxh3_64_intdigest(buffer) != checksum:
-            return PageResult(0, ReadCode.CORRUPT), "corrupt.payload"
-        return PageResult(nbytes, None, checksum), "ok"
-
     def _used(self, pool: str, key: str, fd: int) -> None:
-        now = time.time_ns()
         with self._lock:
             self._ledger.touch((pool, key))
+            now = self._next_use_ns()
         try:
             os.utime(fd, ns=(now, now))  # so that the order survives a restart
         except OSError as error:
             self._tally.add({f"touch.{_name(error)}": 1})
+
+    def _next_use_ns(self) -> int:
+        self._used_at_ns = max(time.time_ns(), self._used_at_ns + 1)
+        return self._used_at_ns
 
     def _found_missing(self, pool: str, key: str) -> None:
         with self._lock:
@@ -189,7 +194,7 @@ class FilePageStore:
         path = self._folder.path(pool, key)
         bounded = self._ledger.capacity_bytes is not None
         try:
-            temp = self._folder.stage((header, buffer), time.time_ns() if bounded else None)
+            temp = self._folder.stage((header, buffer))
             if bounded:
                 self._publish_within_capacity(pool, key, temp, done)
             else:
@@ -209,7 +214,7 @@ class FilePageStore:
             except OSError:
                 self._folder.discard(temp)
                 raise
-            self._folder.publish(temp, self._folder.path(pool, key))
+            self._folder.publish(temp, self._folder.path(pool, key), self._next_use_ns())
             self._ledger.put((pool, key), nbytes)
 
     def _make_room(self, done: Counter[str], page: PageId | None = None, nbytes: int = 0) -> None:
@@ -264,11 +269,13 @@ class FilePageStore:
     def close(self) -> None:
         """Refuse what comes after. Calls in flight end on their own; the files stay."""
         self._closed = True
+        self._helpers.close()
 
     def _take_stock(self) -> None:
         done: Counter[str] = Counter()
         try:
-            for _, pool, key, nbytes in sorted(self._folder.pages()):  # by mtime: the order of use
+            for at_ns, pool, key, nbytes in sorted(self._folder.pages()):  # by mtime: the order of use
+                self._used_at_ns = min(at_ns, time.time_ns() + _YEAR_NS)  # what a file says is not trusted
                 self._ledger.put((pool, key), nbytes)
                 self._make_room(done)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The folder of one shard: `SHARD/POOL/ab/cd/KEY` and `SHARD/.tmp/`. Places, creation, publication by rename, sweeping.
+"""The folder of one shard: `SHARD/POOL/ab/KEY` and `SHARD/.tmp/`. Places, creation, publication by rename, sweeping.
 
 Knows nothing of headers, capacity or pages. Everything raises `OSError`; the store above says what that means.
 
@@ -45,10 +45,10 @@ class ShardFolder:
 
     def path(self, pool: str, key: str) -> str:
         """Return where a page lies. The caller has checked pool and key."""
-        return f"{self.base}/{pool}/{key[:2]}/{key[2:4]}/{key}"
+        return f"{self.base}/{pool}/{key[:2]}/{key}"
 
-    def stage(self, parts: Sequence[bytes | memoryview], at_ns: int | None) -> str:
-        """Write the parts to a temporary file, dated `at_ns`, and return its path; leaves none where it fails."""
+    def stage(self, parts: Sequence[bytes | memoryview]) -> str:
+        """Write the parts to a temporary file and return its path; leaves none where it fails."""
         temp = f"{self._temp}/{self._token}.{next(self._numbers)}"
         try:
             fd = os.open(temp, _CREATE, 0o600)
@@ -59,8 +59,6 @@ class ShardFolder:
         try:
             try:
                 _write_all(fd, parts)
-                if at_ns is not None:
-                    os.utime(fd, ns=(at_ns, at_ns))
             finally:
                 os.close(fd)
             whole = True
@@ -69,10 +67,12 @@ class ShardFolder:
                 self.discard(temp)
         return temp
 
-    def publish(self, temp: str, path: str) -> None:
-        """Put a staged file in its place, all at once; removes it where that fails."""
+    def publish(self, temp: str, path: str, at_ns: int | None = None) -> None:
+        """Put a staged file in its place, all at once, dated `at_ns`; removes it where that fails."""
         published = False
         try:
+            if at_ns is not None:
+                os.utime(temp, ns=(at_ns, at_ns))
             try:
                 os.replace(temp, path)
             except FileNotFoundError:
@@ -93,13 +93,12 @@ class ShardFolder:
         for pool in _folders(self.base):
             if not pool.name.isidentifier():
                 continue
-            for first in _folders(pool.path):
-                for second in _folders(first.path):
-                    for entry in _entries(second.path):
-                        with suppress(BadKey, FileNotFoundError):  # not ours, or gone since it was listed
-                            key, found = check_key(entry.name), entry.stat(follow_symlinks=False)
-                            if stat.S_ISREG(found.st_mode):
-                                yield found.st_mtime_ns, pool.name, key, found.st_size
+            for folder in _folders(pool.path):
+                for entry in _entries(folder.path):
+                    with suppress(BadKey, FileNotFoundError):  # not ours, or gone since it was listed
+                        key, found = check_key(entry.name), entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(found.st_mode) and entry.name[:2] == folder.name:
+                            yield found.st_mtime_ns, pool.name, key, found.st_size
 
     def own_temps(self) -> list[str]:
         """Return the temporary files of this writer."""
@@ -127,7 +126,8 @@ class ShardFolder:
         swept, now = 0, time.time()
         for entry in _entries(self._temp):
             with suppress(FileNotFoundError):
-                if now - entry.stat(follow_symlinks=False).st_mtime > STALE_TEMP_S:
+                # As far ahead of the clock as that: it has stepped back, and this would stay for ever.
+                if abs(now - entry.stat(follow_symlinks=False).st_mtime) > STALE_TEMP_S:
                     os.unlink(entry.path)
                     swept += 1
         return swept

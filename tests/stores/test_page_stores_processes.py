@@ -1,4 +1,7 @@
-"""Several processes on one folder: killed while they write, writing the same keys, dropping each other's pages."""
+"""Several processes on one folder: killed while they write, writing the same keys, dropping each other's pages.
+
+`PAGE_KILLS=1000` kills that many writers instead of a hundred.
+"""
 
 import os
 import random
@@ -7,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +21,9 @@ import pytest
 from lifecycle.keys import EMPTY_NAMESPACE, page_keys
 from lifecycle.reasons import ReadCode
 from stores.pages import FilePageStore
+from stores.pages.header import HEADER_BYTES
 
+KILLS = int(os.environ.get("PAGE_KILLS", "100"))
 PAGE = {"kv": 256 * 1024}
 KEYS = page_keys(list(range(8)), 1)
 
@@ -64,17 +70,54 @@ def read_all(store: FilePageStore) -> list[ReadCode | None]:
     return [result.code for result in results]
 
 
-def test_a_killed_writer_leaves_no_torn_page(tmp_path: Path) -> None:
-    """After kill -9 at any moment every page is whole or missing, and the folder opens again."""
-    dice = random.Random(3)
-    for turn in range(5):
-        with writer(tmp_path, 1 + turn * 50) as process:
-            time.sleep(dice.uniform(0, 0.03))  # the moment of the kill is what is tried
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        store = FilePageStore(tmp_path, PAGE, EMPTY_NAMESPACE, "r0of1", capacity_bytes=16 << 20)
-        assert set(read_all(store)) <= {None, ReadCode.MISSING}
-        store.check_integrity()
+# Imports once and forks a writer for every line it is told, so that a kill costs milliseconds.
+NURSERY = """
+import os, sys
+import numpy as np
+from lifecycle.keys import EMPTY_NAMESPACE, page_keys
+from stores.pages import FilePageStore
+root, capacity = sys.argv[1], int(sys.argv[2])
+keys = page_keys(list(range(8)), 1)
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        store = FilePageStore(root, {"kv": 256 * 1024}, EMPTY_NAMESPACE, "r0of1", capacity)
+        fill = int(line)
+        print(os.getpid(), flush=True)
+        while True:
+            fill = 1 + fill % 250
+            store.write("kv", keys, [memoryview(np.full(256 * 1024, fill, np.uint8))] * len(keys))
+    print(os.WIFSIGNALED(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_a_writer_killed_at_a_hundred_moments_leaves_no_torn_page(tmp_path: Path) -> None:
+    """After each kill -9 every page is whole or missing, the books are those of the folder, temporary files go."""
+    room = 5 * (PAGE["kv"] + HEADER_BYTES)  # for five of the eight keys: writing evicts all the time
+    dice, seen = random.Random(3), Counter[ReadCode | None]()
+    command = [sys.executable, "-c", NURSERY, str(tmp_path), str(room)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        for turn in range(KILLS):
+            print(turn, file=nursery.stdin, flush=True)
+            pid = int(nursery.stdout.readline())
+            time.sleep(dice.uniform(0, 0.02))  # the moment of the kill is what is tried
+            os.kill(pid, signal.SIGKILL)
+            assert nursery.stdout.readline() == "True\n"
+            store = FilePageStore(tmp_path, PAGE, EMPTY_NAMESPACE, "r0of1", room)
+            files = [path for path in (tmp_path / "r0of1" / "kv").rglob("*") if path.is_file()]
+            assert store.used_bytes == sum(path.stat().st_size for path in files) <= room
+            seen.update(read_all(store))
+            store.check_integrity()
+        nursery.stdin.close()
+    temps = list((tmp_path / "r0of1" / ".tmp").iterdir())
+    assert 0 < len(temps) <= KILLS  # some came in the middle of a page, and none left more than that one
+    assert set(seen) == {None, ReadCode.MISSING}
+    for path in temps:
+        os.utime(path, (0, 0))  # more than an hour later
+    assert FilePageStore(tmp_path, PAGE, EMPTY_NAMESPACE, "r0of1").stats()["temp.swept"] == len(temps)
+    assert not list((tmp_path / "r0of1" / ".tmp").iterdir())
 
 
 def test_two_processes_that_write_the_same_keys_serve_whole_pages(tmp_path: Path) -> None:

@@ -437,7 +437,7 @@ class PageOverwritten(Event, frozen=True, tag="page_overwritten.1"):
 
 
 class PagesScrubbed(Event, frozen=True, tag="pages_scrubbed.1"):
-    """Resident pages of this rank were hashed again. Of `unknown` ones no checksum was kept."""
+    """Resident pages of this rank were hashed again; not the `unknown` ones: no checksum is kept, or a read may write them."""
 
     checked: int
     unknown: int

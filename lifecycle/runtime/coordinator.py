@@ -1,4 +1,4 @@
-"""The scheduler's face: issue, tick, ready, take_loaded, served, abort, finish, adopt, snapshot, check_integrity, close.
+"""The scheduler's face: issue, tick, ready, take_loaded, served, abort, finish, adopt, snapshot, scrub, check_integrity, close.
 
 Everything here runs on the scheduler's thread, without locks. Rules are in `lifecycle/`, ticks in `ticks`, effects in
 `steps` and `settle`.
@@ -23,6 +23,7 @@ from lifecycle.runtime.ports import Anchor, EventLog, HostMemory, Match, PageSto
 from lifecycle.runtime.rank import Ports, Rank
 from lifecycle.runtime.readers import ReaderPool
 from lifecycle.runtime.residency import Fill
+from lifecycle.runtime.scrub import Scrubbed, scrub_rank
 from lifecycle.runtime.ticks import Ticks
 from lifecycle.runtime.transport import Alone, Transport
 
@@ -246,6 +247,16 @@ class Coordinator:
         For any thread; `exact` says whether all numbers are of one moment.
         """
         return inspection.snapshot(self._rank)
+
+    def scrub(self) -> Scrubbed:
+        """Hash this rank's resident pages again; log and return those that are no longer what landed.
+
+        Tells an overwrite after the fact from a bad read, where the store gives checksums. Local and slow: reads the whole log
+        back, and every resident page, on the scheduler's thread. Raises `CoordinatorClosed` once closed: its log has ended.
+        """
+        if self._rank.closed:
+            raise CoordinatorClosed("cannot scrub: the coordinator is closed (lifecycle.audit.scrub takes a log and a memory)")
+        return scrub_rank(self._rank)
 
     def check_integrity(self, replay: bool = True) -> None:
         """Raise `IntegrityError` with everything that does not add up; `replay` folds the log and compares, too."""

@@ -2,6 +2,7 @@
 
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ from lifecycle import Policies, WaitComplete, dsa, page_keys
 from lifecycle.audit import verify_log
 from lifecycle.audit.scrub import scrub
 from lifecycle.errors import LogError
-from lifecycle.events import HostReserved
+from lifecycle.events import HostReserved, PagesLanded
 from lifecycle.runtime import Coordinator
 from stores.events import MemoryEventLog
 from stores.host import TorchHostMemory
@@ -65,7 +66,11 @@ def test_an_overwrite_is_named_where_the_log_is_clean(pool: str) -> None:
 def test_pages_without_a_checksum_are_counted_as_unknown() -> None:
     """A store that gives no checksums leaves nothing to compare, and it is said how much."""
     log, memory = served(1)
-    records = [record for record in log.records() if type(record.event).__name__ != "PagesLanded"]
+    records = [
+        msgspec.structs.replace(record, event=msgspec.structs.replace(record.event, checksums=None))
+        if isinstance(record.event, PagesLanded) else record
+        for record in log.records()
+    ]  # fmt: skip
     found = scrub(records, memory)
     assert (found.checked, found.unknown, found.changed) == (0, 12, ())
 

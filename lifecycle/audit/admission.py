@@ -79,7 +79,7 @@ def _declined(ledger: Ledger, seq: int, event: Declined) -> None:
     elif event.reason is Reason.TOO_SHORT and pages >= terms.threshold_pages:
         say(f"{pages} pages were declined as too short", f"fewer than {terms.threshold_pages} are")
     elif event.reason is Reason.RATE_LIMITED and event.occupied_tokens + tokens <= terms.limit_tokens:
-        if not waits.others_in_line(ledger, event.request):
+        if not (waits.others_in_line(ledger, event.request) or ledger.gapped):
             say(f"declined as rate limited with {event.occupied_tokens} + {tokens} tokens", f"over {terms.limit_tokens}")
     elif event.reason is Reason.DUPLICATE and not ledger.gapped:
         known = view is not None and (

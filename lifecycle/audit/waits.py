@@ -26,7 +26,7 @@ def issued(ledger: Ledger, seq: int, event: Issued) -> bool:
     waits = ledger.waits
     tried = _is_tried(ledger, seq, event)
     view, retry = ledger.requests.get(event.request), ledger.terms.retry
-    if others_in_line(ledger, event.request) and not (tried and waits.from_line):
+    if others_in_line(ledger, event.request) and not (tried and waits.from_line) and not ledger.gapped:
         first = next(iter(waits.line))
         right = f"{first!r} first: it has waited for room since record {waits.line[first].seq}"
         ledger.say(Law.WAITING, "issued past one that waits for room", right, (waits.line[first].seq, seq), event.prefetch,

@@ -114,6 +114,7 @@ def nothing_left(rank: SimRank, layout: Layout) -> None:
         "held pages": sum(book.held_pages.values()),
         "pages not taken back": sum(pages.total() for pages in not_taken_back(rank)),
         "unclaimed reads": rank.readers.queue.unclaimed(),
+        "requests that wait": len(replica.waiting) + len(rank.coordinator._rank.waiting_keys),
     }
     if leaks := {what: amount for what, amount in left.items() if amount}:
         raise Violation("leak", f"rank {rank.number}, {layout.name}: {leaks}")

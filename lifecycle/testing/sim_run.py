@@ -11,6 +11,7 @@ import structlog
 from lifecycle import events as ev
 from lifecycle.audit import verify_logs
 from lifecycle.codec import encode
+from lifecycle.decide import MISSES
 from lifecycle.reasons import Part, ReadCode, Reason
 from lifecycle.states import State
 from lifecycle.testing.shrink import shrink
@@ -28,6 +29,13 @@ _REACHED: dict[type[ev.Event], State] = {
     ev.Clamped: State.CLAMPED,
     ev.Discarded: State.DISCARDED,
 }
+
+
+WAITS = tuple(
+    [f"for {reason}" for reason in (*sorted(MISSES), Reason.RATE_LIMITED, Reason.TOO_SHORT)]
+    + ["tried", *(f"over as {reason}" for reason in (Reason.RATE_LIMITED, Reason.ABORTED, Reason.SUPERSEDED))]
+)
+"""Why requests wait, and how that ends."""
 
 
 @dataclass(slots=True)
@@ -52,6 +60,7 @@ class Summary:
     codes: Counter[str] = field(default_factory=Counter)
     parts: Counter[str] = field(default_factory=Counter)
     moves: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
     injected: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "Summary") -> None:
@@ -67,6 +76,7 @@ class Summary:
             ("reasons", self.reasons, Reason),
             ("read codes", self.codes, codes),
             ("parts", self.parts, Part),
+            ("waits", self.waits, WAITS),
         )
         found = {what: [str(member) for member in names if not counts[member]] for what, counts, names in wanted}
         return {what: missing for what, missing in found.items() if missing}
@@ -91,6 +101,10 @@ class Summary:
                         self.reasons[reason] += 1
                     case ev.HostReleased(part=part):
                         self.parts[part] += 1
+                    case ev.WaitBegan(reason=reason):
+                        self.waits[f"for {reason}"] += 1
+                    case ev.WaitEnded(reason=over):
+                        self.waits[f"over as {over}" if over else "tried"] += 1
             for event in (record.event for log in life for record in log):
                 if isinstance(event, ev.ReadFailed):
                     self.codes[event.code] += 1

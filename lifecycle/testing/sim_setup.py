@@ -6,7 +6,7 @@ from random import Random
 
 from lifecycle.keys import KeyChain, page_keys
 from lifecycle.layout import KV, Layout, Need, Pool, TrailingPages, deepseek_v4, dsa, kv_only, mamba, swa
-from lifecycle.policies import BestEffort, OnShortfall, Policies, Pressure, StopPolicy, Timeout, WaitComplete
+from lifecycle.policies import BestEffort, OnShortfall, Policies, Pressure, Retry, StopPolicy, Timeout, WaitComplete
 
 PAGE_TOKENS = 4
 PROMPT_PAGES = 10
@@ -74,7 +74,8 @@ class Setup:
         return (
             f"{self.layout.name}, {self.ranks} ranks, lag {policies.lag_ticks}, {policies.stop.name}, {policies.pressure},"
             f" {policies.shortfall}, capacity {[dict(c) for c in self.capacity_pages]}, readers {list(self.readers)},"
-            f" limit {policies.limit_tokens} tokens, threshold {policies.threshold_pages}, batch {policies.batch_pages}"
+            f" limit {policies.limit_tokens} tokens, threshold {policies.threshold_pages}, batch {policies.batch_pages},"
+            f" {policies.retry or 'no retries'}"
         )
 
 
@@ -88,13 +89,15 @@ def draw(
     drawn_lag = dice.choice((0, 0, 1, 1, 2))
     chosen = chosen if layout is None else LAYOUTS[layout]
     ranks = drawn_ranks if ranks is None else ranks
+    retry, limit_pages = _retry(seed), dice.choice((12, 100, 300, 300, 300, 300))
     policies = Policies(
+        retry=retry,
         stop=_stop(dice),
         pressure=dice.choice((Pressure.SHRINK, Pressure.SHRINK, Pressure.REVOKE)),
         shortfall=dice.choice((OnShortfall.DISCARD, OnShortfall.DEGRADE)),
         threshold_pages=dice.choice((1, 1, 2, 3)),
         max_pages=dice.choice((5, 8, 16)),
-        limit_tokens=dice.choice((12, 100, 300, 300, 300, 300)) * PAGE_TOKENS,
+        limit_tokens=(limit_pages if retry is None else min(limit_pages, _room(seed))) * PAGE_TOKENS,
         lost_read_s=dice.choice((0.2, 0.5)),
         max_lost_reads=dice.choice((1, 8, 50, 50)),
         row_capacity=dice.choice((2, 4, 16)),
@@ -108,6 +111,20 @@ def draw(
     capacity = tuple({name: pages + dice.choice((0, 0, 1)) for name, pages in base.items()} for _ in range(ranks))
     readers = tuple(dice.choice((1, 2, 3, 4, 4)) for _ in range(ranks))
     return Setup(seed, chosen, ranks, policies, capacity, readers, ranks == 1 and dice.random() < 0.3, fault_rate)
+
+
+def _retry(seed: int) -> Retry | None:
+    """Return how it is tried again: in two of three runs, at paces and bounds that a run reaches."""
+    dice = Random(f"retry/{seed}")
+    if dice.random() < 1 / 3:
+        return None
+    every, queries = dice.choice((1, 2, 4, 8)), dice.choice((1, 2, 3, 4))
+    return Retry(every, queries, max_waiting=dice.choice((1, 3, 64)), give_up_ticks=dice.choice((1, 10, 40)))
+
+
+def _room(seed: int) -> int:
+    """Return a limit in pages that is reached now and then."""
+    return Random(f"room/{seed}").choice((12, 20, 30, 300))
 
 
 def _stop(dice: Random) -> StopPolicy:

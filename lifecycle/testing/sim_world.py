@@ -22,6 +22,7 @@ from lifecycle.testing.sim_setup import KEYS, Setup
 from lifecycle.testing.sim_steps import INDEX_VERBS, MEMORY_VERBS, Step
 from lifecycle.testing.sim_store import SimStore, page_of
 from lifecycle.testing.sim_tick import Ticker
+from lifecycle.testing.sim_waits import Line
 
 PUBLISHED = (State.COMMITTED, State.CLAMPED)
 RECOUNT_EVERY = 50  # steps; a recount walks all slots and the whole index
@@ -61,6 +62,7 @@ class World:
         self.lives.append([rank.log.kept for rank in self.ranks])
         self.ticker = Ticker(self.setup, self.ranks, group)
         self.tickers.append(self.ticker)
+        self._lines = [Line(rank) for rank in self.ranks]
         self._prompt_of: dict[str, KeyChain] = {}
         self._stash: dict[int, list[Anchor]] = {}
 
@@ -82,8 +84,10 @@ class World:
         """Check the laws on every rank: the cheap ones, `compare` the replicas, with `full` recount."""
         if any(self.injected[f"{verb} fails"] for verb in INDEX_VERBS):
             self.ticker.excuse("an index port failed")
-        for rank in self.ranks:
+        held_up = self.ticker.failed or self.ticker.excuses or any(rank.index.refused for rank in self.ranks)
+        for rank, line in zip(self.ranks, self._lines, strict=True):
             checks.balance(rank, self.setup.layout)
+            line.check(compare and not held_up)
             if full:
                 checks.recount(rank, replay=self._steps % (8 * self._recount_every) == 0)
         if compare and not self.ticker.failed and self.setup.ranks > 1 and not self.ticker.excuses:
@@ -119,9 +123,10 @@ class World:
         self._same(lambda r: r.coordinator.issue(name, attempt, keys, r.index.match(keys, r.coordinator.tick_number).anchor))
 
     def _do_again(self, request: int) -> None:
-        state = self.ranks[0].coordinator.book.replica.requests.get(f"r{request}")
-        if state is not None and state.issued:
-            name, keys = f"r{request}", chain(0, 8)
+        name = f"r{request}"
+        state = self.ranks[0].coordinator.book.replica.requests.get(name)
+        if state is not None:  # a duplicate, unless it was declined
+            keys = chain(0, 8) if state.issued else self._prompt_of[name]
             anchors = [rank.index.match(keys, rank.coordinator.tick_number).anchor for rank in self.ranks]
             self._same(lambda rank: rank.coordinator.issue(name, state.attempt, keys, anchors[rank.number]))
 
@@ -288,11 +293,11 @@ class World:
             if self.ticker.over:
                 self._restart(0, 0)
             self.check(compare=True, full=False)
-            if not any(rank.coordinator.book.local for rank in self.ranks):
+            if not any(rank.coordinator.book.local or rank.coordinator.book.replica.waiting for rank in self.ranks):
                 break
         else:
-            rank = next(rank for rank in self.ranks if rank.coordinator.book.local)
-            raise Violation("stuck", f"rank {rank.number}: {rank.coordinator.snapshot()['in_flight']}")
+            found = [rank.coordinator.snapshot() for rank in self.ranks]
+            raise Violation("stuck", f"{[(told['rank'], told['in_flight'], told['waiting']) for told in found]}")
         self.check(compare=True, full=True)
         for rank in self.ranks:
             checks.nothing_left(rank, self.setup.layout)

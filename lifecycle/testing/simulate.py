@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lifecycle.reasons import ReadCode, Reason
 from lifecycle.states import State
-from lifecycle.testing.sim_run import Failure, Summary, quiet, run, run_seed, shortest
+from lifecycle.testing.sim_run import WAITS, Failure, Summary, quiet, run, run_seed, shortest
 from lifecycle.testing.sim_setup import LAYOUTS, Setup, draw
 from lifecycle.testing.sim_steps import generate
 
@@ -68,6 +68,7 @@ def report(summary: Summary, failures: int, seconds: float) -> str:
         f"{failures} violations, {seconds:.1f} s, {1000 * seconds / max(1, summary.prefetches):.2f} ms a prefetch",
         _table("states", {str(state): summary.states[state] for state in State}),
         _table("moves", dict(summary.moves.most_common())),
+        _table("waits", {wait: summary.waits[wait] for wait in (*WAITS, *(w for w in summary.waits if w not in WAITS))}),
         _table("reasons", {str(reason): summary.reasons[reason] for reason in Reason}),
         _table("read codes", {str(code): summary.codes[code] for code in ReadCode}),
         _table("faults injected", dict(summary.injected.most_common())),

@@ -7,9 +7,12 @@ from lifecycle.audit import waits
 from lifecycle.audit.account import Account
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, RequestView
+from lifecycle.audit.words import SHOWN
 from lifecycle.events import Declined, Event, Issued, LoadedTaken, PrefixServed, RequestFinished
 from lifecycle.reasons import Reason
 from lifecycle.states import TERMINAL
+
+_SOURCES = 64  # of one serving, remembered for better words only
 
 DECLINES = frozenset({Reason.DUPLICATE, Reason.TOO_SHORT, Reason.RATE_LIMITED, Reason.READERS_LOST, Reason.ANCHOR_LOST})
 
@@ -122,6 +125,7 @@ def _served(ledger: Ledger, seq: int, event: PrefixServed) -> None:
     else:
         view.served = True
         ledger.waits.drop(event.request)
+    ledger.servings.append((event.request[:SHOWN], event.sources[:_SOURCES]))
     at = 0
     for start, stop, source in event.sources:
         if not at <= start < stop <= event.end_page:

@@ -8,9 +8,12 @@ from lifecycle import ranges as r
 from lifecycle.audit.runs import Run
 from lifecycle.audit.tables import Line, table
 from lifecycle.audit.words import count_of, name
-from lifecycle.events import Adopted, Clamped, Committed, Discarded, Issued, PrefixServed
+from lifecycle.events import Adopted, Clamped, Committed, Discarded, Issued, PageOverwritten, PrefixServed
 from lifecycle.layout import KV
-from lifecycle.ranges import Range, Ranges
+from lifecycle.ranges import EMPTY, Range, Ranges
+
+MOST = 12
+"""So many overwritten pages are printed."""
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -24,6 +27,16 @@ class Hit(msgspec.Struct, frozen=True):
     pages: Ranges
     end_page: int  # of all that it was served
     adopted_pages: int  # kv pages that it computed on top of them and gave to the index
+    overwritten: Ranges = ()  # of the pages of it, those that a scrub found overwritten in any pool on any rank
+
+
+class OverwrittenTold(msgspec.Struct, frozen=True):
+    """A page that a scrub found overwritten after it had landed."""
+
+    rank: int
+    seq: int
+    pool: str
+    page: int
 
 
 class Blast(msgspec.Struct, frozen=True):
@@ -36,6 +49,7 @@ class Blast(msgspec.Struct, frozen=True):
     pages: Range | None  # those asked about
     hits: tuple[Hit, ...]
     adopted_pages: int
+    overwritten: tuple[OverwrittenTold, ...] = ()
 
 
 def blast(run: Run, prefetch: int, pages: Range | None) -> Blast | None:
@@ -71,7 +85,27 @@ def blast(run: Run, prefetch: int, pages: Range | None) -> Blast | None:
             hits[place] = msgspec.structs.replace(hits[place], adopted_pages=more)
     if not known:
         return None
-    return Blast(run.id, prefetch, request, outcome, pages, tuple(hits), sum(hit.adopted_pages for hit in hits))
+    overwritten = _overwritten(run, prefetch, asked)
+    spoilt = EMPTY
+    for each in overwritten:
+        spoilt = r.union(spoilt, ((each.page, each.page + 1),))
+    hits = [msgspec.structs.replace(hit, overwritten=r.intersect(hit.pages, spoilt)) for hit in hits]
+    return Blast(
+        run.id, prefetch, request, outcome, pages, tuple(hits), sum(hit.adopted_pages for hit in hits), tuple(overwritten)
+    )
+
+
+def _overwritten(run: Run, prefetch: int, asked: Ranges | None) -> list[OverwrittenTold]:
+    """Return what scrubs found overwritten of the prefetch, on every rank, each page once."""
+    found: dict[tuple[int, str, int], OverwrittenTold] = {}
+    for place, segment in enumerate(run.segments):
+        rank = place if segment.rank is None else segment.rank
+        for record in segment.records():
+            event = record.event
+            if isinstance(event, PageOverwritten) and event.source == prefetch:
+                told = OverwrittenTold(rank, record.seq, event.pool, event.page)
+                found.setdefault((rank, event.pool, event.page), told)
+    return [told for told in found.values() if asked is None or asked[0][0] <= told.page < asked[0][1]]
 
 
 def text(told: Blast) -> Iterator[Line]:
@@ -83,10 +117,17 @@ def text(told: Blast) -> Iterator[Line]:
     if told.hits:
         rows = [
             [name(hit.request), str(hit.attempt), str(hit.seq), r.text(hit.pages), f"[0:{hit.end_page})",
-             str(hit.adopted_pages)]
+             str(hit.adopted_pages), r.text(hit.overwritten) if hit.overwritten else "-"]
             for hit in told.hits
         ]  # fmt: skip
-        yield table(["request", "attempt", "seq", "pages of it", "served", "computed on top"], rows, 2)
+        yield table(["request", "attempt", "seq", "pages of it", "served", "computed on top", "overwritten"], rows, 2)
+    for each in told.overwritten[:MOST]:
+        yield (
+            f"  page {each.page} of {name(each.pool)} was overwritten on rank {each.rank} after it had landed"
+            f" (found at seq {each.seq})"
+        )
+    if len(told.overwritten) > MOST:
+        yield f"  and {len(told.overwritten) - MOST} more (--json has all)"
     if told.adopted_pages:
         yield (
             f"{count_of(told.adopted_pages, 'page')} computed on top of them went back into the index: whoever was served"

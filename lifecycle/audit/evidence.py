@@ -13,12 +13,26 @@ from lifecycle.audit.story import Story, Teller
 from lifecycle.audit.terms import BadHeader, Terms, terms_of
 from lifecycle.audit.verify import violations
 from lifecycle.audit.writers import LateWrite, Writers
-from lifecycle.events import Declined, Event, EventsLost, Issued, LoadedTaken, PrefixServed, Record, RequestFinished
-from lifecycle.layout import KV, Layout
+from lifecycle.events import (
+    Declined,
+    Event,
+    EventsLost,
+    Issued,
+    LoadedTaken,
+    PageOverwritten,
+    PagesScrubbed,
+    PrefixServed,
+    Record,
+    RequestFinished,
+)  # fmt: skip
+from lifecycle.layout import KV, Layout, Pool
 from lifecycle.ranges import EMPTY, Ranges
 
 MOST = 1000
 """So many violations are kept of each kind."""
+
+MOST_OVERWRITTEN = 1 << 16
+"""So many overwritten pages are kept; there are that many only if the whole memory was lost."""
 
 Placed = tuple[int, int, Event]
 """Seq, time and event."""
@@ -36,6 +50,21 @@ class BadPages:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Overwrite:
+    """A resident page of a rank that a scrub found changed."""
+
+    found_seq: int
+    whole_seq: int  # of the last scrub before that compared every page, and found this one whole; -1 if there is none
+
+    def why(self, served_seq: int) -> str | None:
+        """Return why whoever was served the page got something else; None if it was whole afterwards."""
+        if served_seq < self.whole_seq:
+            return None
+        when = "before it was served" if self.found_seq < served_seq else "and whether before it was served, nobody saw"
+        return f"overwritten after it had landed whole (found by a scrub, seq {self.found_seq}), {when}"
+
+
 @dataclass(slots=True)
 class Evidence:
     """Everything that the logs of one run say of a request."""
@@ -50,6 +79,9 @@ class Evidence:
     served: dict[int, list[tuple[int, PrefixServed]]] = field(default_factory=dict)  # rank -> seq, event
     bad: list[BadPages] = field(default_factory=list)
     late: list[tuple[int, int, LateWrite]] = field(default_factory=list)  # rank, prefetch
+    overwritten: dict[tuple[int, int], dict[tuple[str, int], Overwrite]] = field(default_factory=dict)
+    """By rank and prefetch, then by pool and page."""
+    overwritten_pages: int = 0
     violations: list[Violation] = field(default_factory=list)
     beside: list[Violation] = field(default_factory=list)  # of the run as a whole: of no prefetch and no request
     any_served: bool = False  # whether the logs say what any request was served
@@ -107,10 +139,17 @@ def _terms(run: Run) -> Terms | None:
 
 def _find(found: Evidence, rank: int, records: Iterable[Record], first: bool) -> None:
     own, sources = dict.fromkeys(found.own), dict.fromkeys(found.sources)
+    whole_seq = -1
     for record in records:
         event = record.event
         if type(event) is PrefixServed:
             found.any_served = True
+        elif type(event) is PageOverwritten and found.overwritten_pages < MOST_OVERWRITTEN:
+            of = found.overwritten.setdefault((rank, event.source), {})
+            found.overwritten_pages += (event.pool, event.page) not in of
+            of.setdefault((event.pool, event.page), Overwrite(record.seq, whole_seq))
+        elif type(event) is PagesScrubbed and not event.unknown:
+            whole_seq = record.seq
         if type(event) is EventsLost:
             found.unknown.append(f"rank {rank} lost {event.events} events at seq {record.seq}")
         elif getattr(event, "request", None) == found.request:
@@ -146,6 +185,7 @@ def _judge_served(found: Evidence) -> None:
                 story = found.told.get(source, {}).get(rank)
                 if story is None:
                     continue
+                found.bad += _overwritten_pages(found, layout, rank, seq, event, (start, stop), story)
                 bad = bad_pages(layout, terms.degrade, rank, seq, event, (start, stop), story)
                 if not story.gapped:
                     found.bad += bad
@@ -159,17 +199,35 @@ def bad_pages(
 ) -> list[BadPages]:
     """Return the pages of one source that a request was served on this rank and that never landed here, per pool."""
     bad = []
-    taken = getattr(story.outcome, "taken", {})
     for pool in layout.required(degrade):
-        owner = layout.owner(pool.name)
-        needed = r.intersect((pages,), r.span(*pool.window(0, event.end_page)))
-        if owner != KV:  # the sources are those of kv: of other slots, only what this prefetch handed over is its own
-            needed = r.intersect(needed, taken.get(owner, EMPTY))
-        missing = r.subtract(needed, story.landed.get(pool.name, EMPTY))
+        missing = r.subtract(_needed(layout, pool, event, pages, story), story.landed.get(pool.name, EMPTY))
         if missing:
             page = missing[0][0]
             bad.append(BadPages(rank, pool.name, missing, story.id, seq, story.fate(pool.name, page)))
     return bad
+
+
+def _needed(layout: Layout, pool: Pool, event: PrefixServed, pages: tuple[int, int], story: Story) -> Ranges:
+    """Return what a serving of [0, end_page) takes of a pool, of these pages of one source."""
+    needed = r.intersect((pages,), r.span(*pool.window(0, event.end_page)))
+    owner = layout.owner(pool.name)
+    if owner == KV:
+        return needed
+    # The sources are those of kv: of other slots, only what this prefetch handed over is its own.
+    return r.intersect(needed, getattr(story.outcome, "taken", {}).get(owner, EMPTY))
+
+
+def _overwritten_pages(
+    found: Evidence, layout: Layout, rank: int, seq: int, event: PrefixServed, pages: tuple[int, int], story: Story
+) -> list[BadPages]:
+    """Return the pages of one source that a request was served on this rank, and that a scrub found overwritten."""
+    why: dict[tuple[str, str], Ranges] = {}
+    for (pool, page), overwrite in found.overwritten.get((rank, story.id), {}).items():
+        words = overwrite.why(seq)
+        if words is not None and pool in layout.index_of and pages[0] <= page < pages[1]:
+            needed = _needed(layout, layout.pool(pool), event, (page, page + 1), story)
+            why[pool, words] = r.union(why.get((pool, words), EMPTY), needed)
+    return [BadPages(rank, pool, at, story.id, seq, words) for (pool, words), at in why.items() if at]
 
 
 def _say_unknown(found: Evidence, wanted: frozenset[int]) -> None:

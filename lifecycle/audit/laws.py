@@ -51,6 +51,9 @@ class Law(StrEnum):
     SERVED = "served"
     """A request is served only what a prefetch has published."""
 
+    OVERWRITTEN = "overwritten"
+    """A resident page stays what landed there; what a scrub finds changed was overwritten afterwards, and not misread."""
+
     RANKS = "ranks"
     """All ranks log the same replicated events, and agree on the least that any of them landed."""
 

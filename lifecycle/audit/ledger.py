@@ -1,6 +1,6 @@
 """One rank's second set of books: what is in flight, where slots are, what counts say, and what is at fault."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from lifecycle.audit.laws import Law, Violation
 from lifecycle.audit.slots import NAMES, Offence, PoolSlots
 from lifecycle.audit.terms import Terms
 from lifecycle.audit.waitlist import Waits
-from lifecycle.events import Event, TokensReturned
+from lifecycle.events import Event, PageOverwritten, TokensReturned
 from lifecycle.ranges import Range
 
 _REMEMBERED = 1024  # prefetches that are over, remembered for better words only
@@ -55,6 +55,9 @@ class Ledger:
         self.quarantined_pages = dict.fromkeys(self.own, 0)  # agreed
         self.lost_pages = dict.fromkeys(self.own, 0)  # here, by prefetches that are closed
         self.slots = {pool: PoolSlots(terms.capacity_pages[pool]) for pool in self.own}
+        self.servings: deque[tuple[str, tuple[tuple[int, int, int], ...]]] = deque(maxlen=_REMEMBERED)
+        self.told_overwritten: dict[tuple[str, int], PageOverwritten] = {}  # the last that was found, by pool and slot
+        self.overwritten = 0  # pages that a scrub has named so far
         self.round_number = 0
         self.round_seq = 0
         self._tell = tell
@@ -148,6 +151,7 @@ class Ledger:
         self.accounts.clear()
         self.over.clear()
         self.requests.clear()
+        self.servings.clear()
         self.waits = Waits()
         for slots in self.slots.values():
             slots.forget()

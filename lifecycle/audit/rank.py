@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lifecycle import ranges as r
-from lifecycle.audit import admission, discharges, moves, outcomes, plans, reads, residency, waits
+from lifecycle.audit import admission, discharges, moves, outcomes, overwrites, plans, reads, residency, waits
 from lifecycle.audit.account import Account
 from lifecycle.audit.laws import Law, Violation
 from lifecycle.audit.ledger import Ledger
@@ -37,6 +37,7 @@ BESIDE: Mapping[type[Event], Callable[[Ledger, int, Any], None]] = {
     **admission.HANDLERS,
     **waits.HANDLERS,
     **residency.HANDLERS,
+    **overwrites.HANDLERS,
 }
 """Events beside the prefetches, and the one that begins a prefetch."""
 

@@ -86,6 +86,12 @@ class Hooks:
         at: take everything off, and say so once."""
         if isinstance(error, Passed):
             raise error
+        self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Take everything off and say why, once. From any thread."""
+        if not self.live:
+            return
         self.failure = error
         self.remove()
         log.error(f"{self._who} failed and is off; the engine goes on without it", error=repr(error), exc_info=error)

@@ -1,26 +1,35 @@
 """Looking on at a live SGLang cache: what happens to its prefetches, recorded as our events, without changing anything.
 
 Knows SGLang by the names of its methods alone and imports nothing of it. `shadow` records; `guard` (in `guard.py`) also
-checks the laws as things happen. The cache's own scheduler thread does the recording; its transfer threads leave word.
+checks the laws as things happen. The engine's threads leave facts, copied where they are seen; a thread of the shadow's own
+makes events of them and writes them down, so that the scheduler pays for little more than the look.
 """
 
 import sys
 import time
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 from uuid import uuid4
 
+import structlog
+
 from lifecycle.adapters.hooks import Hooks
+from lifecycle.adapters.sglang_ends import Notes
 from lifecycle.adapters.sglang_pools import Slots, host_pools, layout_of
 from lifecycle.adapters.sglang_recorder import Recorder
+from lifecycle.adapters.sglang_scribe import MOST_WAITING, Behind, Scribe
 from lifecycle.adapters.sglang_threads import Threads
+from lifecycle.adapters.sglang_told import Teller
 from lifecycle.adapters.sglang_watch import Watch
 from lifecycle.errors import ConfigError
 from lifecycle.events import CoordinatorStopped, Event, LogOpened, Record
 from lifecycle.policies import MOST_PAGES
 from lifecycle.reasons import Reason
 from lifecycle.runtime.ports import EventLog
+
+log = structlog.get_logger(__name__)
+
+CLOSE_S = 5.0
 
 NEEDED = ("prefetch_from_storage", "check_prefetch_progress", "release_aborted_request", "_drain_storage_control_queues_impl",
           "pop_prefetch_loaded_tokens", "ongoing_prefetch", "prefetch_loaded_tokens_by_reqid")  # fmt: skip
@@ -39,25 +48,40 @@ class Shadow:
             raise ConfigError(f"cannot look at a {type(tree_cache).__name__}: it has no {', '.join(missing)}")
         if getattr(tree_cache, "host_memory_mode", "cache") != "cache":
             raise ConfigError("cannot look at this cache: host memory is a bounce buffer here, no tier of its own")
-        self._events = events
-        self._emit = self._emitter(events.append, listen)
+        self._pen = _Pen(events, listen)
+        self._emit = self._pen.emit
         self.layout = layout_of(tree_cache, controller)
         pools = {name: pool for name, pool in host_pools(controller).items() if name in self.layout.index_of}
         slots = {name: Slots(pool) for name, pool in pools.items()}
         rank, ranks = _place(tree_cache)
         limit = int(getattr(controller, "prefetch_capacity_limit", MOST_PAGES))
         page_size = int(controller.page_size)
-        self._recorder = Recorder(self.layout, slots, page_size, ranks, limit, self._emit)
-        threads = Threads(self._recorder.reads, page_size, self.layout.index_of)
         self._open(tree_cache, controller, run, (rank, ranks), {name: each.capacity for name, each in slots.items()}, limit)
         self._hooks = Hooks("the shadow of an SGLang cache")
+        self._at_once = listen is not None
+        self._scribe = Scribe(self._pen.at, events.flush, self._hooks, self._at_once)
+        self._recorder = Recorder(self.layout, slots, page_size, ranks, limit, self._emit, self._pen.now_ns)
+        threads = Threads(self._scribe.facts, self._recorder.reads.said, page_size, self.layout.index_of)
         seen = threads.attach(self._hooks, controller)
-        watch = Watch(tree_cache, controller, self.layout, self._recorder, events.flush, ranks, threads.batched)
+        teller = Teller(self.layout, self._recorder, page_size, threads.batched, int(controller.prefetch_threshold))
+        self._recorder.reads.planned = teller.planned
+        sizes = {name: each.page_size for name, each in slots.items()}
+        over = self._scribe.tell if self._at_once else _nothing
+        notes = Notes(tree_cache, controller, self._scribe.facts, sizes, teller, over)
+        threads.capture = notes.capture
+        watch = Watch(notes, teller, ranks, threads.batched, self._ticked)
         seen = {**watch.attach(self._hooks, pools), **seen}
         unseen = [what for what, there in seen.items() if not there]
         if getattr(controller, "has_draft", False):
             unseen.append("draft pages, which ride along and are never waited for")
         self.unseen = (*unseen, "which request is served which pages")
+
+    def _ticked(self) -> None:
+        """See at each of the engine's ticks that what is told keeps up with what is left; the scheduler never waits for it."""
+        if self._at_once:
+            self._pen.flush()
+        elif len(self._scribe.facts) > MOST_WAITING:
+            raise Behind(f"more than {MOST_WAITING} facts wait to be told")
 
     def _open(
         self, tree: Any, controller: Any, run: str | None, place: tuple[int, int], capacity: dict[str, int], limit: int
@@ -83,21 +107,6 @@ class Shadow:
             )
         )  # fmt: skip
 
-    @staticmethod
-    def _emitter(append: Callable[[Record], None], listen: Callable[[Record], None] | None) -> Callable[[Event], None]:
-        """Return what appends events as records, at the price of the record: it runs some twenty times a prefetch."""
-        next_seq, now_ns = count().__next__, time.monotonic_ns
-
-        def emit(event: Event) -> None:
-            append(Record(next_seq(), now_ns(), event))  # type: ignore[arg-type]  # every event class is in the union
-
-        def emit_and_listen(event: Event) -> None:
-            record = Record(next_seq(), now_ns(), event)  # type: ignore[arg-type]  # as above
-            append(record)
-            listen(record)  # type: ignore[misc]  # only where there is a listener
-
-        return emit if listen is None else emit_and_listen
-
     @property
     def attached(self) -> bool:
         """Whether anything is recorded at the moment."""
@@ -108,15 +117,61 @@ class Shadow:
         """What took the shadow off by itself, if anything did."""
         return self._hooks.failure
 
+    def catch_up(self) -> None:
+        """Tell and flush what was seen up to now, on this thread; without it that takes some hundredths of a second."""
+        if self._at_once:
+            self._scribe.tell()
+            self._pen.flush()
+        else:
+            self._scribe.catch_up()
+
     def detach(self) -> None:
-        """Take every hook off. With nothing in flight the log gets its orderly end; may be called twice."""
+        """Take every hook off and tell what was seen. With nothing in flight the log gets its orderly end; may be called twice.
+
+        Waits up to five seconds for a log that doesn't take what is written.
+        """
         if not self._hooks.live:
             return
         self._hooks.remove()
-        self._recorder.reads.drain()
+        if not self._scribe.stop(CLOSE_S):
+            log.error("the shadow of an SGLang cache is off; its log does not take what was seen", seconds=CLOSE_S)
+            return
+        if self._hooks.failure is not None:
+            return
         if not self._recorder.by_id:
             self._emit(CoordinatorStopped(Reason.SHUTDOWN, 0, dict.fromkeys((pool.name for pool in self.layout.own), 0)))
-        self._events.flush()
+        self._pen.flush()
+
+
+class _Pen:
+    """Writes events as records, with the time at which the fact was left: never earlier than the one before."""
+
+    def __init__(self, events: EventLog, listen: Callable[[Record], None] | None) -> None:
+        self.flush = events.flush
+        self._append, self._listen = events.append, listen
+        self._seq = 0
+        self._at_ns = time.monotonic_ns()
+
+    def now_ns(self) -> int:
+        """Return the time of the fact that is told."""
+        return self._at_ns
+
+    def at(self, at_ns: int) -> None:
+        """Take it that what follows was at this time."""
+        if at_ns > self._at_ns:  # two threads leave facts, and the clock was read before
+            self._at_ns = at_ns
+
+    def emit(self, event: Event) -> None:
+        """Append an event."""
+        record = Record(self._seq, self._at_ns, event)  # type: ignore[arg-type]  # every event class is in the union
+        self._append(record)
+        self._seq += 1
+        if self._listen is not None:
+            self._listen(record)
+
+
+def _nothing() -> None:
+    """Tell nothing here: a thread does."""
 
 
 def _place(tree: Any) -> tuple[int, int]:
@@ -133,8 +188,8 @@ def _place(tree: Any) -> tuple[int, int]:
 def shadow(tree_cache: Any, events: EventLog, run: str | None = None) -> Shadow:
     """Record what happens to the prefetches of a live `UnifiedRadixCache` or `HiRadixCache` until `detach()`.
 
-    Call it on the scheduler's thread, best before the first request; one log per rank. What is in flight already, and slots
-    that are out already, are not followed. Raises `ConfigError` for a cache that it can't look at at all; what it can't see of
-    one that it can is in `Shadow.unseen`.
+    Call it on the scheduler's thread, best before the first request; one log per rank, the shadow's alone until then. What is
+    in flight already, and slots that are out already, are not followed. Raises `ConfigError` for a cache that it can't look at
+    at all; what it can't see of one that it can is in `Shadow.unseen`.
     """
     return Shadow(tree_cache, events, run, None)

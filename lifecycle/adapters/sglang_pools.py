@@ -72,6 +72,12 @@ def _specs(tree: Any) -> list[Any]:
     return [_Spec(each) for each in (extra() if extra is not None else {}).get("extra_pools", ())]
 
 
+def starts(indices: Any, page_size: int) -> list[int]:
+    """Return a copy of what a tensor of indices says: the first index of each page."""
+    firsts: list[int] = (indices[::page_size] if page_size > 1 else indices).tolist()
+    return firsts
+
+
 class Slots:
     """Whose each slot of one pool is. Slots count in pages: an index of SGLang's divided by the pool's page size."""
 
@@ -81,13 +87,10 @@ class Slots:
         self._place = bytearray(self.capacity)
         self._owner = [ENGINE] * self.capacity
 
-    def of(self, indices: Any) -> list[int]:
-        """Return the slots of a tensor of indices, in page order."""
+    def of(self, indices: Sequence[int]) -> list[int]:
+        """Return the slots of the first index of each page, in page order."""
         size = self.page_size
-        if len(indices) > 32 * size:  # worth two calls into the tensor library
-            slots: list[int] = (indices[::size] // size).tolist()
-            return slots
-        return [index // size for index in indices[::size].tolist()]
+        return [index // size for index in indices]
 
     def take(self, slots: Sequence[int], owner: int, place: int) -> None:
         """Note that slots belong to someone now."""

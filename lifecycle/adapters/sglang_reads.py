@@ -1,10 +1,8 @@
 """What SGLang's transfer threads say of their reads, told as our events: claims, pages in place, pages that failed.
 
-The threads leave word by `note`; everything else runs on the scheduler's thread.
+What a thread says of a prefetch may come before it is told that it began; it is kept until then.
 """
 
-import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +13,9 @@ from lifecycle.layout import KV, Layout
 from lifecycle.ranges import EMPTY, Range
 from lifecycle.reasons import ReadCode
 
+EARLY = 64
+"""Of how many operations that have not begun yet it is kept what is said."""
+
 
 class Reads:
     """The reads of one rank. `resolved` and `close` tell what follows from them."""
@@ -24,31 +25,45 @@ class Reads:
         layout: Layout,
         page_size: int,
         emit: Callable[[Event], None],
+        now_ns: Callable[[], int],
         resolved: Callable[[Seen, int], None],
         close: Callable[[Seen], None],
     ) -> None:
         self._layout = layout
         self._page = page_size
         self._emit = emit
+        self._now_ns = now_ns
         self._resolved = resolved
         self._close = close
+        self.planned: Callable[..., None] = _untold
         self.by_operation: dict[int, Seen] = {}
-        self._notes: deque[tuple[Any, ...]] = deque()
+        self._early: dict[int, tuple[Any, list[tuple[Any, ...]]]] = {}  # said of operations that have not begun yet
         self._kv_riders = tuple(p.name for p in layout.pools if p.rides_on == KV)
         self._of_owner = {each.name: tuple(p for p in group if p.name != KV) for group in layout.groups for each in group[:1]}
 
-    def note(self, *word: Any) -> None:
-        """Leave word, from any thread."""
-        self._notes.append(word)
+    def said(self, kind: str, operation: Any, *facts: Any) -> None:
+        """Tell what a thread says of an operation."""
+        seen = self.by_operation.get(id(operation))
+        if seen is not None and seen.operation is operation and (seen.windows or seen.ended or kind in ("hit", "plan")):
+            _SAID[kind](self, seen, *facts)
+            return
+        early = self._early.get(id(operation))
+        if early is None or early[0] is not operation:
+            if len(self._early) >= EARLY:  # the oldest never began here: it was in flight before anybody looked, or is over
+                del self._early[next(iter(self._early))]
+            early = self._early[id(operation)] = (operation, [])
+        early[1].append((kind, *facts))
 
-    def drain(self) -> None:
-        """Tell what the threads have left word of."""
-        notes = self._notes
-        while notes:
-            kind, operation, *facts = notes.popleft()
-            seen = self.by_operation.get(id(operation))
-            if seen is not None and seen.operation is operation:
-                _SAID[kind](self, seen, *facts)
+    def catch_up(self, operation: Any) -> None:
+        """Tell what was said of an operation before it had begun here, or had its plan."""
+        early = self._early.pop(id(operation), None)
+        if early is not None and early[0] is operation:
+            for kind, *facts in early[1]:
+                self.said(kind, operation, *facts)
+
+    def _said_plan(self, seen: Seen, *facts: Any) -> None:
+        self.planned(seen, *facts)
+        self.catch_up(seen.operation)
 
     def _said_hit(self, seen: Seen, pages: int) -> None:
         self._resolved(seen, pages)
@@ -61,7 +76,7 @@ class Reads:
         seen.claims.append([pool, pages, READING])
         self._emit(ReadClaimed(seen.id, pool, pages))
         if first:
-            self._emit(TransferStarted(seen.id, time.monotonic_ns() - seen.issued_ns))
+            self._emit(TransferStarted(seen.id, self._now_ns() - seen.issued_ns))
 
     def _said_read(self, seen: Seen, first: int, pages: int, completed_tokens: int, to_come: bool) -> None:
         lo, hi = seen.start_page + first, seen.start_page + first + pages
@@ -186,7 +201,12 @@ def _claim_of(seen: Seen, pages: Range) -> list[Any]:
     return claim
 
 
+def _untold(*facts: Any) -> None:
+    """Tell nothing."""
+
+
 _SAID: dict[str, Callable[..., None]] = {
+    "plan": Reads._said_plan,
     "hit": Reads._said_hit,
     "reading": Reads._said_reading,
     "read": Reads._said_read,

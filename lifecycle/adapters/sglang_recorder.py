@@ -1,10 +1,9 @@
 """What is seen of SGLang, told as our events. Calls nothing of SGLang's and changes nothing; one rank, one log.
 
-Reads are told in `sglang_reads.py`. Everything here runs on the scheduler's thread.
+Reads are told in `sglang_reads.py`. Slots come as the first index of each page, copied where they were seen.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lifecycle import coverage
@@ -50,7 +49,8 @@ class Recorder:
     """The prefetches of one rank, and whose each host slot is."""
 
     def __init__(
-        self, layout: Layout, slots: Mapping[str, Slots], page_size: int, ranks: int, limit_tokens: int, emit: Emit
+        self, layout: Layout, slots: Mapping[str, Slots], page_size: int, ranks: int, limit_tokens: int, emit: Emit,
+        now_ns: Callable[[], int],
     ) -> None:  # fmt: skip
         self._layout = layout
         self._slots = slots
@@ -58,13 +58,13 @@ class Recorder:
         self._ranks = ranks
         self._limit_tokens = limit_tokens
         self._emit = emit
+        self._now_ns = now_ns
         self._next_id = 1
         self._round = 0
-        self.reads = Reads(layout, page_size, emit, self.resolved, self.close_if_quiet)
+        self.reads = Reads(layout, page_size, emit, now_ns, self.resolved, self.close_if_quiet)
         self.by_operation = self.reads.by_operation
         self.by_id: dict[int, Seen] = {}
         self.attempts: dict[str, int] = {}
-        self.fresh: list[tuple[str, Any]] = []  # allocations that nobody has claimed yet
 
     # --- issue ---------------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class Recorder:
         seen = Seen(self._next_id, key, request, attempt, operation, anchor, start_page, start_page + pages)
         self._next_id += 1
         seen.reserved_tokens = tokens
-        seen.issued_ns = time.monotonic_ns()
+        seen.issued_ns = self._now_ns()
         self.by_operation[id(operation)] = self.by_id[seen.id] = seen
         self._emit(Issued(seen.id, request, attempt, start_page, seen.end_page, "", last_key, tokens))
         return seen
@@ -98,19 +98,16 @@ class Recorder:
 
     # --- plan ----------------------------------------------------------------------------------------------------------
 
-    def allocated(self, pool: str, indices: Any) -> None:
-        """Note that slots of a pool were given out; to whom follows."""
-        self.fresh.append((pool, indices))
-
     def resolved(self, seen: Seen, hit_pages: int, miss: Reason | None = None) -> None:
         """Tell what this rank's shard of L3 holds."""
         if seen.hit_page is None:
             seen.hit_page = seen.start_page + hit_pages
             self._emit(HitResolved(seen.id, seen.hit_page, {KV: seen.hit_page - seen.start_page}, miss))
 
-    def planned(self, seen: Seen, hit_pages: int, whole: Any, indices: Any, sidecars: Mapping[str, Any]) -> None:
-        """Tell that the plan is made and its pages are reserved: `indices` of kv (of the `whole` that was given out), and
-        those of other pools with slots."""
+    def planned(self, seen: Seen, hit_pages: int, indices: list[int], sidecars: Mapping[str, list[int]]) -> None:
+        """Tell that the plan is made and its pages are reserved: `indices` of kv, and those of other pools with slots."""
+        if seen.windows or seen.ended:
+            return
         hit_page = seen.start_page + hit_pages
         self.resolved(seen, hit_pages)
         slots = self._slots[KV].of(indices)
@@ -128,23 +125,13 @@ class Recorder:
             seen.reserve(pool, pages, taken)
             self._slots[pool].take(taken, seen.id, HELD)
             self._emit(HostReserved(seen.id, pool, pages, slot_runs(taken)))
-        if self.fresh:
-            mine = set(map(id, sidecars.values()))
-            self.fresh = [each for each in self.fresh if id(each[1]) not in mine and each[1] is not whole]
         seen.over = False
 
-    def settle_allocations(self, waiting: Sequence[Any] = ()) -> None:
-        """Take what nobody claimed for the engine's own; `waiting` are buffers of prefetches that have no plan yet."""
-        if not self.fresh:
-            return
-        kept = {id(each) for each in waiting}
-        mine = [each for each in self.fresh if id(each[1]) not in kept]
-        self.fresh = [each for each in self.fresh if id(each[1]) in kept]
-        for pool, indices in mine:
-            slots = self._slots[pool].of(indices)
-            if slots:
-                self._slots[pool].take(slots, ENGINE, RESIDENT)
-                self._emit(Adopted("", {pool: len(slots)}, 0, {pool: slot_runs(slots)}))
+    def adopted(self, pool: str, indices: list[int]) -> None:
+        """Tell that the engine took slots for its own."""
+        slots = self._slots[pool].of(indices)
+        self._slots[pool].take(slots, ENGINE, RESIDENT)
+        self._emit(Adopted("", {pool: len(slots)}, 0, {pool: slot_runs(slots)}))
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
@@ -222,15 +209,13 @@ class Recorder:
         late = r.intersect(pages, seen.busy(pool)) if seen.claims else EMPTY
         self._emit(HostHandedOver(seen.id, pool, pages, late))
 
-    def going_back(self, seen: Seen, pool: str, indices: Any) -> None:
+    def going_back(self, seen: Seen, pool: str, indices: list[int]) -> None:
         """Note slots of a prefetch that the engine has put on their way back."""
         if pool in seen.windows:
             seen.outside.setdefault(pool, set()).update(self._slots[pool].of(indices))
 
-    def freed(self, pool: str, indices: Any) -> None:
+    def freed(self, pool: str, indices: list[int]) -> None:
         """Tell that slots are free again."""
-        if not len(indices):
-            return
         slots = self._slots[pool].of(indices)
         gone: list[int] = []
         for (owner, place), group in self._slots[pool].give(slots).items():

@@ -24,6 +24,7 @@ class Seen:
         "end_page",
         "ended",
         "first_slot",
+        "frees",
         "frozen",
         "held",
         "hit_page",
@@ -36,9 +37,12 @@ class Seen:
         "operation",
         "outside",
         "over",
+        "peer_stopped",
         "plan_page",
         "published",
         "reason",
+        "reduced",
+        "reduced_ns",
         "request",
         "reserved_tokens",
         "returned",
@@ -47,11 +51,9 @@ class Seen:
         "start_page",
         "taken",
         "terminated",
-        "transfers",
         "unlocks",
         "usable_page",
         "wanted",
-        "whole",
         "windows",
     )  # fmt: skip
 
@@ -66,11 +68,9 @@ class Seen:
         self.anchor = anchor
         self.start_page = start_page
         self.end_page = end_page
-        self.transfers: tuple[Any, ...] = ()  # of other pools with slots, as the engine has them
         self.reserved_tokens = 0
         self.issued_ns = 0
         self.wanted = False
-        self.whole: Any = None  # all slots that it took before it had a plan
         self.hit_page: int | None = None
         self.plan_page = start_page
         self.windows: dict[str, Range] = {}  # pages per pool with slots, once they are planned
@@ -86,6 +86,10 @@ class Seen:
         self.terminated = False
         self.frozen: dict[str, int] | None = None
         self.reason: Reason | None = None
+        self.reduced: dict[str, int] = {}  # the least results of all ranks, as the engine counts them
+        self.reduced_ns = 0
+        self.peer_stopped = False
+        self.frees: list[tuple[str, list[int]]] = []  # in a call that is not over
         self.agreed: dict[str, int] = {}
         self.inserted: tuple[int, int, bool] | None = None  # tokens offered, tokens there before, dropped
         self.outside: dict[str, set[int]] = {}  # slots that are on their way back, per pool

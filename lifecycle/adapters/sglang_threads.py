@@ -1,12 +1,14 @@
 """What SGLang's transfer threads do, noted where they do it: queries, reads, answers. Leaves word; tells nothing itself."""
 
 import threading
-from collections.abc import Container
+import time
+from collections import deque
+from collections.abc import Callable, Container
 from typing import Any
 
 from lifecycle.adapters.hooks import Args, Hooks, Kwargs, first
 from lifecycle.adapters.sglang_pools import name_of
-from lifecycle.adapters.sglang_reads import Reads
+from lifecycle.adapters.sglang_scribe import Fact
 
 Flags = dict[str, tuple[bool, ...]]
 
@@ -25,9 +27,10 @@ class _Batch:
 class Threads:
     """The hooks on the transfer threads' side of one controller."""
 
-    def __init__(self, reads: Reads, page_size: int, pools: Container[str]) -> None:
-        self._reads = reads
+    def __init__(self, facts: deque[Fact], said: Callable[..., None], page_size: int, pools: Container[str]) -> None:
+        self._facts, self._said = facts, said
         self._page = page_size
+        self.capture: Callable[[Any], None] | None = None  # notes the plan of an operation, if nobody has
         self._pools = pools
         self._here = threading.local()
         self.batched = False  # whether sidecars that ride on kv are read with it, batch by batch
@@ -49,17 +52,22 @@ class Threads:
             and (not sides or around(backend, "batch_get_v2", self._before_sides, self._after_sides)),
         }
 
+    def _note(self, *word: Any) -> None:
+        self._facts.append((self._said, time.monotonic_ns(), *word))
+
     def _after_query(self, operation: Any, result: Any) -> None:
         if result is not None:
-            self._reads.note("hit", operation, int(result[1]) // self._page)
+            self._note("hit", operation, int(result[1]) // self._page)
 
     def _before_transfer(self, args: Args, kwargs: Kwargs) -> Any:
         self._here.operation, self._here.at, self._here.batch = args[0], 0, None
+        if self.capture is not None:
+            self.capture(args[0])
         return args[0]
 
     def _after_transfer(self, operation: Any, result: object) -> None:
         self._here.operation = None
-        self._reads.note("over", operation)
+        self._note("over", operation)
 
     # --- kv ------------------------------------------------------------------------------------------------------------
 
@@ -68,7 +76,7 @@ class Threads:
             return None
         at, count = self._here.at, len(args[1])
         self._here.at = at + count
-        self._reads.note("reading", args[0], at, count)
+        self._note("reading", args[0], at, count)
         return args[0], at, count
 
     def _after_read(self, token: tuple[Any, int, int] | None, result: Any) -> None:
@@ -78,19 +86,19 @@ class Threads:
         operation, at, count = token
         completed = int(operation.completed_tokens)
         to_come = bool(getattr(operation, "pool_transfers", None)) and completed == (at + count) * self._page
-        self._reads.note("read", operation, at, count, completed, to_come)
+        self._note("read", operation, at, count, completed, to_come)
 
     def _before_batch(self, args: Args, kwargs: Kwargs) -> Any:
         at, count = self._here.at, len(args[1])
         self._here.at = at + count
         self._here.batch = _Batch(at, count)
-        self._reads.note("reading", args[0], at, count)
+        self._note("reading", args[0], at, count)
         return args[0]
 
     def _after_batch(self, operation: Any, result: Any) -> None:
         batch, self._here.batch = self._here.batch, None
         pages = batch.kv if batch.kv is not None else int(result or 0)
-        self._reads.note("read batch", operation, batch.at, batch.count, pages, batch.sides)
+        self._note("read batch", operation, batch.at, batch.count, pages, batch.sides)
 
     # --- sidecars ------------------------------------------------------------------------------------------------------
 
@@ -100,7 +108,7 @@ class Threads:
         if operation is None or not names:
             return None
         if self._here.batch is None:
-            self._reads.note("reading sides", operation, names)
+            self._note("reading sides", operation, names)
         return operation
 
     def _after_sides(self, operation: Any, result: Any) -> None:
@@ -108,6 +116,6 @@ class Threads:
             return
         results = {name_of(pool): tuple(map(bool, flags)) for pool, flags in (result or {}).items()}
         if self._here.batch is None:
-            self._reads.note("read sides", operation, results)
+            self._note("read sides", operation, results)
         else:
             self._here.batch.sides.update(results)

@@ -1,14 +1,19 @@
-"""What SGLang's scheduler does, seen call by call: issue, plan, allocations and frees; ends are in `sglang_ends.py`."""
+"""What SGLang's scheduler does, noted call by call where it does it: issue, plan, allocations and frees.
 
+Runs on the scheduler's thread inside the engine's own calls, so it copies what may change and leaves everything else to
+`sglang_told.py`. Ends of prefetches are noted in `sglang_ends.py`.
+"""
+
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from lifecycle.adapters.hooks import Args, Hooks, Kwargs, first
-from lifecycle.adapters.sglang_ends import Ends, Scope, operation_of
-from lifecycle.adapters.sglang_pools import name_of
-from lifecycle.adapters.sglang_recorder import Recorder, request_of
-from lifecycle.layout import KV, Layout
-from lifecycle.reasons import Reason
+from lifecycle.adapters.sglang_ends import Ends, Notes, operation_of
+from lifecycle.adapters.sglang_pools import starts
+from lifecycle.adapters.sglang_told import Teller
+
+_now_ns = time.monotonic_ns
 
 
 class _Issue(NamedTuple):
@@ -22,19 +27,15 @@ class _Issue(NamedTuple):
 
 
 class Watch:
-    """The hooks on the scheduler's side of one cache."""
+    """The hooks on the scheduler's side of one cache. `ended` is called behind each of the engine's outermost calls."""
 
-    def __init__(
-        self, tree: Any, controller: Any, layout: Layout, recorder: Recorder, flush: Callable[[], None], ranks: int,
-        riders_with_kv: bool,
-    ) -> None:  # fmt: skip
-        self._ranks = ranks
-        self._tree, self._controller, self._layout, self._recorder, self._flush = tree, controller, layout, recorder, flush
+    def __init__(self, notes: Notes, teller: Teller, ranks: int, riders_with_kv: bool, ticked: Callable[[], None]) -> None:
+        self._notes, self._teller, self._ranks, self._ticked = notes, teller, ranks, ticked
+        self._tree, self._controller, self._note = notes.tree, notes.controller, notes.facts.append
         self._riders_with_kv = riders_with_kv
-        self._page = int(controller.page_size)
-        self._ends = Ends(tree, controller, layout, recorder, riders_with_kv, self._sync)
-        self._scopes, self._pending, self._hits = self._ends.scopes, self._ends.pending, self._ends.hits
-        self._occupied = self._ends.occupied
+        self._page = notes.page_size
+        self._ends = Ends(notes, teller)
+        self._asked: tuple[Any, ...] = ()  # operations whose hit waits for pages
         self._silent_revokes = False
 
     def attach(self, hooks: Hooks, pools: Mapping[str, Any]) -> dict[str, bool]:
@@ -42,7 +43,7 @@ class Watch:
         tree, controller, around, ends = self._tree, self._controller, hooks.around, self._ends
         around(tree, "prefetch_from_storage", self._before_issue, self._after_issue)
         around(tree, "check_prefetch_progress", ends.before("check"), ends.after)
-        around(tree, "release_aborted_request", ends.before("abort"), ends.after_abort)
+        around(tree, "release_aborted_request", ends.before("abort"), ends.after)
         around(tree, "_drain_storage_control_queues_impl", self._before_drain, self._after_drain)
         around(tree, "pop_prefetch_loaded_tokens", first, self._after_pop)
         around(tree, "pop_prefetch_loaded_span", first, self._after_pop)
@@ -71,34 +72,41 @@ class Watch:
             around(tree, "dec_host_lock_ref", first, ends.unlocked)
         return seen
 
-    # --- issue ---------------------------------------------------------------------------------------------------------
-
     def _before_issue(self, args: Args, kwargs: Kwargs) -> _Issue:
         key = first(args, kwargs)
-        anchor = args[1] if len(args) > 1 else kwargs.get("last_host_node", kwargs.get("last_host_node_id"))
-        tokens = args[2] if len(args) > 2 else kwargs["new_input_tokens"]
-        last = args[3] if len(args) > 3 else kwargs.get("last_hash")
-        matched = args[5] if len(args) > 5 else kwargs.get("matched_prefix_tokens")
-        self._scopes.append(Scope("issue"))
+        given = len(args)
+        anchor = args[1] if given > 1 else kwargs.get("last_host_node", kwargs.get("last_host_node_id"))
+        tokens = args[2] if given > 2 else kwargs["new_input_tokens"]
+        last = args[3] if given > 3 else kwargs.get("last_hash")
+        matched = args[5] if given > 5 else kwargs.get("matched_prefix_tokens")
+        self._notes.scopes.append(_ISSUE)
         entry = self._tree.ongoing_prefetch.get(key)
-        return _Issue(key, entry, self._occupied(), anchor, len(tokens), last or "", len(matched or ()))
+        return _Issue(
+            key, entry, self._controller.prefetch_tokens_occupied, anchor, len(tokens), last or "", len(matched or ())
+        )
 
     def _after_issue(self, issue: _Issue, result: object) -> None:
-        self._scopes.pop()
-        self._sync()
+        notes = self._notes
+        notes.scopes.pop()
         entry = self._tree.ongoing_prefetch.get(issue.key)
         start = issue.matched // self._page if self._riders_with_kv else self._depth(issue.anchor)
         if entry is None or entry is issue.entry:
             self._declined(issue, start)
         else:
-            tokens = self._occupied() - issue.occupied
-            pages = len(entry[1]) // self._page
-            seen = self._recorder.issued(issue.key, operation_of(entry), issue.anchor, start, pages, tokens, issue.last_key)
-            groups = getattr(entry, "comp_xfers", {}).values()
-            seen.transfers = tuple(each for group in groups for each in group if each.indices_from_pool is None)
-            self._pending[seen.id] = seen
-        if self._recorder.fresh:
-            self._recorder.settle_allocations(self._waiting())
+            operation = operation_of(entry)
+            groups = getattr(entry, "comp_xfers", None)
+            transfers: tuple[Any, ...] = ()
+            if groups:
+                transfers = tuple(each for group in groups.values() for each in group if each.indices_from_pool is None)
+            tokens = self._controller.prefetch_tokens_occupied - issue.occupied
+            self._note((self._teller.issued, _now_ns(), issue.key, operation, issue.anchor, start, len(entry[1]) // self._page,
+                        tokens, issue.last_key))  # fmt: skip
+            notes.pending[id(operation)] = (issue.key, operation, transfers)
+            if notes.fresh:
+                notes.adopt_but([getattr(operation, "host_indices", None), *(each.host_indices for each in transfers)])
+        if notes.fresh:
+            notes.adopt_but(())
+        notes.over()
 
     def _declined(self, issue: _Issue, start: int) -> None:
         tokens = max(0, issue.tokens - int(bool(getattr(self._tree, "is_eagle", False))))
@@ -106,17 +114,10 @@ class Watch:
         if not pages or not getattr(self._tree, "enable_storage", True):
             return
         threshold = int(getattr(self._tree, "prefetch_threshold", self._controller.prefetch_threshold))
-        request = request_of(issue.key)
-        if pages * self._page < threshold:
-            self._recorder.declined(request, Reason.TOO_SHORT, start, pages, issue.occupied)
-        elif issue.occupied >= self._controller.prefetch_capacity_limit:
-            self._recorder.declined(request, Reason.RATE_LIMITED, start, pages, issue.occupied)
-        elif issue.entry is None:  # began, found no room in a pool beside kv, and gave everything back at once
-            tokens = pages * self._page
-            seen = self._recorder.issued(issue.key, object(), issue.anchor, start, pages, tokens, issue.last_key)
-            seen.unlocks = 1
-            self._recorder.ended(seen, Reason.HOST_CAPACITY, 0, tokens)
-            self._recorder.close_if_quiet(seen)
+        limit = self._controller.prefetch_capacity_limit
+        again = issue.entry is not None
+        self._note((self._teller.declined, _now_ns(), issue.key, issue.anchor, start, pages, issue.occupied, issue.last_key,
+                    pages * self._page < threshold, issue.occupied >= limit, again))  # fmt: skip
 
     def _depth(self, anchor: Any) -> int:
         """Return how many pages the prefix up to an anchor has."""
@@ -131,87 +132,82 @@ class Watch:
     # --- plan ----------------------------------------------------------------------------------------------------------
 
     def _before_drain(self, args: Args, kwargs: Kwargs) -> None:
+        self._notes.scopes.append(_DRAIN)
         queue = getattr(self._controller, "prefetch_hit_queue", None)
-        for operation in tuple(queue.queue) if queue is not None else ():
-            self._hits[id(operation)] = operation.storage_hit_count // self._page
-        self._scopes.append(Scope("drain"))
+        if queue is not None and queue.queue:
+            self._asked = asked = tuple(queue.queue)
+            self._note((self._teller.hits, _now_ns(), tuple([(each, each.storage_hit_count) for each in asked])))
 
     def _after_drain(self, token: object, result: object) -> None:
-        self._scopes.pop()
-        self._sync()
+        notes = self._notes
+        notes.scopes.pop()
+        taken: list[Any] = []
+        if self._asked:
+            for operation in self._asked:
+                notes.capture(operation)
+                taken.append(operation.host_indices)
+                taken += [each.host_indices for each in getattr(operation, "pool_transfers", None) or ()]
+            self._asked = ()
+            self._note((self._teller.hits, _now_ns(), ()))
         if self._silent_revokes:
             self._find_revoked()
-        self._hits.clear()
-        if self._recorder.fresh:
-            self._recorder.settle_allocations(self._waiting())
-        self._flush()
+        if notes.fresh:
+            notes.adopt_but(taken)
+        notes.over()
+        self._ticked()
 
     def _find_revoked(self) -> None:
-        """Tell of prefetches that were revoked in a place where nobody can look."""
-        for seen in list(self._pending.values()):
-            entry = self._tree.ongoing_prefetch.get(seen.key)
-            if entry is None or operation_of(entry) is not seen.operation:
-                seen.unlocks = 1
-                self._ends.end(Scope("drain", seen, self._occupied() + seen.reserved_tokens), seen)
-                self._recorder.close_if_quiet(seen)
-
-    def _sync(self) -> None:
-        """Tell what has happened since: plans that were made, then what the threads say of their reads."""
-        if self._pending:
-            for seen in [each for each in self._pending.values() if _has_plan(each.operation)]:
-                del self._pending[seen.id]
-                operation = seen.operation
-                pages = len(operation.hash_value)
-                hit = self._hits.pop(id(operation), pages)
-                more = {}
-                for each in seen.transfers:
-                    name = name_of(each.name)
-                    if each.host_indices is not None and name != KV and name in self._layout.index_of:
-                        more[name] = each.host_indices
-                whole, seen.whole = seen.whole, None
-                indices = operation.host_indices
-                used = indices if len(indices) == pages * self._page else indices[: pages * self._page]
-                self._recorder.planned(seen, hit, indices if whole is None else whole, used, more)
-        self._recorder.reads.drain()
-
-    def _waiting(self) -> list[Any]:
-        """Return the buffers of prefetches that have no plan yet."""
-        buffers = []
-        for seen in self._pending.values():
-            buffers += [each.host_indices for each in seen.transfers]
-            if seen.whole is None:  # before 0.5.16 kv pages are taken at once, and what the hit leaves goes back later
-                seen.whole = getattr(seen.operation, "host_indices", None)
-            buffers.append(seen.whole)
-        return buffers
+        """Note prefetches that were revoked in a place where nobody can look."""
+        for key, operation, _ in list(self._notes.pending.values()):
+            entry = self._tree.ongoing_prefetch.get(key)
+            if entry is None or operation_of(entry) is not operation:
+                self._ends.gone(key, operation)
 
     def _allocated(self, pool: str) -> Callable[[object, Any], None]:
+        notes = self._notes
+
         def allocated(token: object, indices: Any) -> None:
             if indices is not None:
-                self._recorder.allocated(pool, indices)
-                if not self._scopes:
-                    self._recorder.settle_allocations(self._waiting())
+                notes.fresh.append((pool, indices))
+                if not notes.scopes:
+                    notes.adopt_but(())
+                    notes.over()
 
         return allocated
 
     def _freed(self, pool: str) -> Callable[[Any, object], None]:
+        notes, size, told, told_inside = self._notes, self._notes.sizes[pool], self._teller.freed, self._teller.freed_inside
+
         def freed(indices: Any, result: object) -> None:
-            scope = self._scopes[-1] if self._scopes else None
-            if scope is not None and scope.seen is not None:
-                scope.frees.append((pool, indices))
-            else:
-                self._sync()
-                self._recorder.freed(pool, indices)
+            if not len(indices):
+                return
+            scope = notes.scopes[-1] if notes.scopes else None
+            if scope is not None and scope.operation is not None:
+                scope.freed = True
+                self._note((told_inside, _now_ns(), scope.operation, pool, starts(indices, size)))
+                return
+            self._note((told, _now_ns(), pool, starts(indices, size)))
+            if scope is None:
+                notes.over()
 
         return freed
 
     # --- after the end ---------------------------------------------------------------------------------------------------
 
     def _after_pop(self, key: Any, result: Any) -> None:
-        self._sync()
         tokens = result[0] if isinstance(result, tuple) else result
-        self._recorder.taken(request_of(key), int(tokens or 0))
+        self._note((self._teller.taken, _now_ns(), key, tokens))
+        if not self._notes.scopes:
+            self._notes.over()
 
 
-def _has_plan(operation: Any) -> bool:
-    """Return whether both the hit and the pages for it are there."""
-    return getattr(operation, "host_indices", None) is not None and bool(operation.hash_value)
+class _Open:
+    """A call that belongs to no prefetch."""
+
+    operation = None
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+
+_ISSUE, _DRAIN = _Open("issue"), _Open("drain")

@@ -134,6 +134,7 @@ def test_a_failing_log_takes_it_off_and_is_said_once() -> None:
     watch = shadow(player.tree, Broken())
     with structlog.testing.capture_logs() as logs:
         player.play()
+        watch.catch_up()
     assert [each["log_level"] for each in logs] == ["error"]
     assert isinstance(watch.failure, OSError)
     assert not watch.attached

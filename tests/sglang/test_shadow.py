@@ -108,6 +108,7 @@ def test_when_recording_fails_it_says_so_once_and_gets_out_of_the_way() -> None:
     watch = shadow(world.cache, Full())
     with structlog.testing.capture_logs() as logs:
         assert one_prefetch(world, {"kv": [True] * 8, "indexer": [True] * 8}) == 32
+        watch.catch_up()
     assert [each["log_level"] for each in logs] == ["error"]
     assert isinstance(watch.failure, OSError)
     assert not watch.attached

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 180
 PAGE_BYTES_RSS = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -57,3 +61,18 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     mean_x = statistics.fmean(x for x, _ in points)
     mean_y = statistics.fmean(y for _, y in points)
     return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print the rows as a table."""
+    table = Table(show_lines=False)
+    for name in ("bench", "what", "goal", "baseline", "ours", "ratio", ""):
+        table.add_column(name, overflow="fold")
+    before = ""
+    for row in rows:
+        if before and row.bench != before:
+            table.add_section()
+        before = row.bench
+        verdict = "" if row.met is None else "met" if row.met else "MISSED"
+        table.add_row(row.bench, row.what, row.goal, row.baseline, row.ours, row.ratio, f"{verdict} {row.note}".strip())
+    Console(width=WIDTH).print(table)

@@ -20,7 +20,8 @@ from typing import IO, NoReturn
 
 import msgspec
 
-from loop_options import Options
+from lifecycle.errors import ConfigError
+from loop_options import Options, joined_place
 from loop_report import RankReport
 from loop_trace import Request
 
@@ -138,12 +139,15 @@ def run_joined(options: Options, requests: Sequence[Request], stack: ExitStack) 
     import torch
     import torch.distributed as dist
 
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, ranks = joined_place()
     name = torch.zeros(_FOLDER_BYTES, dtype=torch.uint8)
     if rank == 0:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="scheduler-loop-"))
         name[: len(os.fsencode(folder))] = torch.frombuffer(bytearray(os.fsencode(folder)), dtype=torch.uint8)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=_COLLECTIVE_S))
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=_COLLECTIVE_S))
+    except (ValueError, RuntimeError) as error:  # an address that is missing or makes no sense; ranks that don't come
+        raise ConfigError(f"cannot join the ranks of torchrun: {error} (unset RANK to have the ranks started here)") from error
     stack.callback(dist.destroy_process_group)
     dist.broadcast(name, 0)
     folder_path = Path(os.fsdecode(bytes(name.numpy()).rstrip(b"\0")))

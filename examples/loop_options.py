@@ -102,7 +102,7 @@ def parse_options(argv: Sequence[str]) -> Options:
     given = parser.parse_args(argv)
     try:
         options = Options(
-            ranks=int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else given.ranks,
+            ranks=joined_place()[1] if "RANK" in os.environ else given.ranks,
             trace=given.trace,
             requests=given.requests,
             page_size=given.page_size,
@@ -125,6 +125,24 @@ def parse_options(argv: Sequence[str]) -> Options:
     except LifecycleError as error:
         parser.error(str(error))
     return options
+
+
+def joined_place() -> tuple[int, int]:
+    """Return this process's rank and how many there are, as the environment says; raises `ConfigError`."""
+    found = []
+    for name in ("RANK", "WORLD_SIZE"):
+        text = os.environ.get(name, "")
+        if not (text.isascii() and text.isdigit()):
+            raise ConfigError(
+                f"cannot join the ranks of torchrun: {name} is {text!r}, no number (unset RANK to have the ranks started here)"
+            )
+        found.append(int(text))
+    rank, ranks = found
+    if rank >= ranks:
+        raise ConfigError(
+            f"cannot join the ranks of torchrun: there is no rank {rank} of {ranks} (unset RANK to have the ranks started here)"
+        )
+    return rank, ranks
 
 
 def check_places(options: Options) -> list[Request]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lifecycle.errors import LifecycleError
+from lifecycle.errors import ConfigError, LifecycleError
 from loop_launch import RankDied, is_joined, is_spawned, run_joined, run_spawned, spawn
 from loop_options import Options, check_places, parse_options, refuse
 from loop_report import RankReport
@@ -37,7 +37,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     with ExitStack() as stack:
         if is_joined():
-            reports = run_joined(options, requests, stack)
+            try:
+                reports = run_joined(options, requests, stack)
+            except ConfigError as error:
+                refuse(error)
             return 0 if reports is None else _conclude(options, requests, reports, started)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scheduler-loop-")))
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lifecycle import ranges as r
-from lifecycle.errors import IllegalTransition
+from lifecycle.errors import NotInFlight
 from lifecycle.events import (
     Adopted,
     AnchorUnlocked,
@@ -65,7 +65,7 @@ class Book:
         id_ = getattr(event, "prefetch", None)
         local = self.local.get(id_) if id_ is not None else None
         if id_ is not None and local is None and type(event) is not Issued:
-            raise IllegalTransition(id_, type(event).__name__, "not in flight", ())
+            raise NotInFlight(id_, type(event).__name__)
         # Both sides must agree; the one that may refuse goes first, so that a refusal changes nothing.
         if local is not None and type(event) in _LOCAL_REFUSES:
             evolve_local(local, event)

@@ -12,11 +12,21 @@ class ConfigError(LifecycleError, ValueError):
 
 
 class LayoutError(ConfigError):
-    """Raised when pool declarations contradict each other, naming the pool."""
+    """Raised when pool declarations contradict each other, naming the pool, or are none."""
 
-    def __init__(self, layout: str, pool: str, why: str) -> None:
+    def __init__(self, layout: str, pool: str | None, why: str) -> None:
         self.layout, self.pool, self.why = layout, pool, why
-        super().__init__(f"cannot build layout {layout!r}: pool {pool!r}: {why}")
+        where = "" if pool is None else f"pool {pool!r}: "
+        super().__init__(f"cannot build layout {layout!r}: {where}{why}")
+
+
+class UnknownPool(LayoutError):
+    """Raised when a pool is named that the layout does not have. Nothing was done."""
+
+    def __init__(self, layout: str, pool: str, pools: Iterable[str]) -> None:
+        self.layout, self.pool, self.why = layout, pool, "no such pool"
+        there = ", ".join(pools)
+        ConfigError.__init__(self, f"cannot find pool {pool!r} in layout {layout!r}: no such pool (this layout has: {there})")
 
 
 class BadTokens(LifecycleError, ValueError):
@@ -34,17 +44,41 @@ class BadKey(LifecycleError, ValueError):
         super().__init__(f"cannot use {shown} as the key{where}: a page key is 64 lower-case hex digits (see page_keys)")
 
 
+class WrongAnchor(BadKey):
+    """Raised when a request's keys do not pass the anchor that is given for them. Nothing changed."""
+
+    def __init__(self, request: str, pages: int, keys: int) -> None:
+        self.request, self.pages = request, pages
+        self.key, self.page = None, pages - 1
+        why = f"there are only {keys} keys" if pages > keys else "the anchor ends with another key"
+        LifecycleError.__init__(
+            self,
+            f"cannot issue request {request!r}: its keys do not pass the anchor at page {pages}: {why}"
+            " (match these keys, and give the anchor of that match)",
+        )
+
+
 class BadRequest(LifecycleError, ValueError):
     """Raised when a request id or an attempt number cannot be logged and compared. Nothing changed."""
 
 
 class IllegalTransition(LifecycleError):
-    """Raised when a trigger is not legal in the prefetch's state. Nothing changed."""
+    """Raised when a trigger, or an event, is not legal in the prefetch's state. Nothing changed.
 
-    def __init__(self, prefetch: int, trigger: str, state: str, legal: Iterable[str]) -> None:
+    `rule` says when it would be, where the table of moves does not.
+    """
+
+    def __init__(self, prefetch: int, trigger: str, state: str, legal: Iterable[str], rule: str = "") -> None:
         self.prefetch, self.trigger, self.state, self.legal = prefetch, str(trigger), str(state), tuple(map(str, legal))
-        here = ", ".join(self.legal) or "nothing, terminal"
-        super().__init__(f"cannot {self.trigger} prefetch {prefetch}: it is {self.state} (legal here: {here})")
+        way_out = rule or f"legal here: {', '.join(self.legal) or 'nothing, terminal'}"
+        super().__init__(f"cannot {self.trigger} prefetch {prefetch}: it is {self.state} ({way_out})")
+
+
+class NotInFlight(IllegalTransition):
+    """Raised when an event comes for a prefetch that was never issued, or is closed. Nothing changed."""
+
+    def __init__(self, prefetch: int, event: str) -> None:
+        super().__init__(prefetch, f"apply {event} to", "not in flight", (), "it was never issued, or is closed")
 
 
 class ObligationError(LifecycleError):
@@ -71,7 +105,7 @@ class UnknownRequest(LifecycleError, KeyError):
 
     def __init__(self, operation: str, request: str) -> None:
         self.operation, self.request = operation, request
-        super().__init__(f"cannot {operation} request {request!r}: it was never issued, or is finished")
+        super().__init__(f"cannot {operation} request {request!r}: it was never issued, or is finished (issue it first)")
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from lifecycle.errors import LayoutError
+from lifecycle.errors import LayoutError, UnknownPool
 
 KV = "kv"
 
@@ -104,13 +104,13 @@ class Layout:
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, LayoutError):
                 raise
-            raise LayoutError("(from a log)", KV, f"not a layout declaration: {error!r}") from error
+            raise LayoutError("(from a log)", None, f"not a layout declaration: {error!r}") from error
 
     def pool(self, name: str) -> Pool:
         """Return the pool of that name, or raise `LayoutError`."""
         place = self.index_of.get(name)
         if place is None:
-            raise LayoutError(self.name, name, f"no such pool (this layout has: {', '.join(self.index_of)})")
+            raise UnknownPool(self.name, name, self.index_of)
         return self.pools[place]
 
     def owner(self, name: str) -> str:
@@ -146,7 +146,7 @@ def _rule(required: tuple[Pool, ...]) -> OutcomeRule:
 
 def _check(layout: Layout) -> None:
     if strange := [pool for pool in layout.pools if not isinstance(pool, Pool) or not isinstance(pool.name, str)]:
-        raise LayoutError(str(layout.name), repr(strange[0]), "a layout is made of pools with names")
+        raise LayoutError(str(layout.name), None, f"{strange[0]!r} is no pool with a name (a layout is made of those)")
     by_name = {p.name: p for p in layout.pools}
 
     def refuse(pool: str, why: str) -> LayoutError:
@@ -254,5 +254,5 @@ def preset(name: str, draft: bool = False) -> Layout:
     """Return the preset layout of that name, or raise `LayoutError` with the names there are."""
     build = PRESETS.get(name)
     if build is None:
-        raise LayoutError(name, KV, f"no preset has this name (there are: {', '.join(PRESETS)})")
+        raise LayoutError(name, None, f"no preset has this name (there are: {', '.join(PRESETS)})")
     return build(draft=draft)

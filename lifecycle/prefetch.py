@@ -92,7 +92,8 @@ def _planned(prefetch: Prefetch, event: PlanAgreed) -> None:
 
 def _capped(prefetch: Prefetch, event: Capped) -> None:
     if prefetch.state is not State.TRANSFERRING or event.ceiling_page >= prefetch.ceiling_page:
-        raise IllegalTransition(prefetch.id, f"cap to page {event.ceiling_page}", prefetch.state, ())
+        rule = f"a transferring one may be capped below page {prefetch.ceiling_page}"
+        raise IllegalTransition(prefetch.id, f"cap at page {event.ceiling_page}", prefetch.state, (), rule)
     prefetch.ceiling_page = event.ceiling_page
 
 
@@ -128,7 +129,8 @@ def _discarded(prefetch: Prefetch, event: Discarded) -> None:
 
 def _closed(prefetch: Prefetch, event: Closed) -> None:
     if not prefetch.terminal or prefetch.closed:
-        raise IllegalTransition(prefetch.id, "close", "closed" if prefetch.closed else prefetch.state, ())
+        state = "closed" if prefetch.closed else prefetch.state
+        raise IllegalTransition(prefetch.id, "close", state, (), "it is closed once, after its outcome")
     prefetch.closed = True
 
 

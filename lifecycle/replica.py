@@ -14,7 +14,7 @@ import msgspec
 import xxhash
 
 from lifecycle import ranges as r
-from lifecycle.errors import IllegalTransition, ObligationError, UnknownRequest, WaitError
+from lifecycle.errors import NotInFlight, ObligationError, UnknownRequest, WaitError
 from lifecycle.events import (
     EVENT_TYPES,
     Adopted,
@@ -147,7 +147,7 @@ class Replica:
         if id_ is not None and kind is not Issued:
             prefetch = self.in_flight.get(id_)
             if prefetch is None:
-                raise IllegalTransition(id_, type(event).__name__, "not in flight", ())
+                raise NotInFlight(id_, type(event).__name__)
             evolve(prefetch, event)
         handler = _APPLY.get(kind)
         if handler is not None:

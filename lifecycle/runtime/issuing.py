@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from lifecycle import decide
-from lifecycle.errors import AnchorLost, BadKey, DuplicateAttempt
+from lifecycle.errors import AnchorLost, DuplicateAttempt, WrongAnchor
 from lifecycle.events import Declined, Issued, WaitEnded
 from lifecycle.keys import KeyChain
 from lifecycle.reasons import Reason
@@ -32,7 +32,7 @@ class Issuing:
         """Begin a prefetch by command; the errors are those of `Coordinator.issue`."""
         rank, replica, start = self._rank, self._rank.book.replica, anchor.pages
         if start > len(keys) or (start and keys[start - 1] != anchor.key):
-            raise BadKey(keys[start - 1] if start <= len(keys) else "", start - 1)
+            raise WrongAnchor(request, start, len(keys))
         state, newest = replica.requests.get(request), replica.newest(request)
         if state is not None and (attempt < state.attempt or (attempt == state.attempt and state.issued)):
             rank.emit(self._decide(request, attempt, keys, anchor, Reason.DUPLICATE))

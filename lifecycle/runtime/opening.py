@@ -106,5 +106,5 @@ def _exchange(words: list[int], capacities: list[int], run: int, starts: bool, t
     try:
         transport.launch(buffer)()
     except RuntimeError as error:
-        raise SyncFailed(0, transport.ranks, repr(error)) from error
+        raise SyncFailed(0, transport.ranks, f"the opening exchange, before the first round: {error!r}") from error
     return buffer

@@ -151,7 +151,7 @@ def _check(layout: Layout, policies: Policies, page_size_tokens: int, readers: i
 def _check_absent(layout: Layout, absent: frozenset[str]) -> None:
     for name in sorted(absent):
         if layout.pool(name).name == KV:
-            raise ConfigError("cannot start a rank without a shard of pool 'kv': every prefix needs it")
+            raise ConfigError("cannot start a rank without a shard of pool 'kv': all need it (leave it out of `absent`)")
 
 
 def _check_index(layout: Layout, index: PrefixIndex) -> None:

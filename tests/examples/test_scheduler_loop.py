@@ -248,6 +248,28 @@ def test_bad_options_are_refused_in_one_line(refused: Callable[..., str], option
     assert said in refused(*options)
 
 
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is '', no number"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK is 'one', no number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "there is no rank 2 of 2"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}, "environment variable MASTER_ADDR expected"),
+    ],
+)
+def test_an_environment_that_is_not_torchruns_is_refused_in_one_line(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], said: str
+) -> None:
+    """Whoever has RANK set for another reason is told what is missing, and the way out."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    line = refused("--requests", 5)
+    assert said in line
+    assert "unset RANK" in line
+
+
 def test_a_trace_line_that_is_none_is_named_by_file_and_line(refused: Callable[..., str], tmp_path: Path) -> None:
     """The second line is no JSON: the error says so."""
     trace = _write_trace(tmp_path / "trace.jsonl", [600])

@@ -6,7 +6,7 @@ import pytest
 from kit.rig import PAGE_TOKENS, Rig
 
 from lifecycle import events as ev
-from lifecycle.errors import BadKey, DuplicateAttempt, UnknownRequest
+from lifecycle.errors import BadKey, DuplicateAttempt, UnknownRequest, WrongAnchor
 from lifecycle.keys import page_keys
 from lifecycle.reasons import Reason
 from lifecycle.states import State
@@ -188,6 +188,6 @@ def test_keys_that_do_not_pass_the_anchor_are_refused(rig_of: RigOf) -> None:
     rig.run("a", 4)
     anchor = rig.indexes[0].match(rig.prompts["a"], 1).anchor
     for keys in (page_keys(range(32), PAGE_TOKENS), rig.prompts["a"][:2]):
-        with pytest.raises(BadKey):
+        with pytest.raises(WrongAnchor, match="cannot issue request 'b': its keys do not pass the anchor at page 4"):
             rig.ranks[0].issue("b", 0, keys, anchor)
     assert rig.locks() == 0

@@ -40,7 +40,7 @@ def known_difference(violation: Violation) -> str | None:
         return LIMIT_OVERSHOT
     if law is Law.PLAN and " left out" in what and "nothing left out" not in what:
         return WINDOW_LEFT_OUT
-    if law is Law.BALANCE and "promises" in what and what.endswith("too many"):
+    if law is Law.BALANCE and what.endswith("too many are promised"):
         return NO_BUDGET
     if law is Law.QUIESCENCE and "is evicted" in what and "locked until its prefetch is closed" in violation.right:
         return UNLOCKED_EARLY

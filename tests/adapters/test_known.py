@@ -11,6 +11,8 @@ from lifecycle.audit import Law, Violation
     (Law.CLAIM, "pages [0:2) of kv were claimed a second time", "once", None),
     (Law.ADMISSION, "40 tokens are in flight", "at most 18, so declined as rate_limited", "limit_overshot"),
     (Law.ADMISSION, "12 tokens were reserved", "16 tokens for 4 pages", None),
+    (Law.BALANCE, "4 pages of kv too many are promised", "at most 8 of kv promised in all", "no_budget"),
+    (Law.BALANCE, "-1 pages of kv are held", "0", None),
     (Law.PLAN, "kv [0:1) reserved, swa left out", "kv [0:1), swa [0:1), nothing left out", "window_left_out"),
     (Law.PLAN, "kv [0:1) reserved, nothing left out", "kv [0:2), nothing left out", None),
     (Law.OUTCOME, "committed up to page 8", "clamped up to 5, where indexer ends", None),

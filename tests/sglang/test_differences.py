@@ -10,9 +10,15 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import originals
     from cases import run_original, run_ours
-    from originals import PAGE, Script, tokens_of, unified
+    from originals import PAGE, Script, World, tokens_of, unified
     from ours import Ours
     from test_agreement import case
+
+from lifecycle import BestEffort, Reason, page_keys
+from lifecycle import events as ev
+from lifecycle.adapters.guard import guard
+from lifecycle.adapters.sglang import shadow
+from stores.events import MemoryEventLog
 
 pytestmark = [pytest.mark.sglang, pytest.mark.filterwarnings("ignore")]
 
@@ -228,3 +234,183 @@ def test_nothing_is_evicted_for_room_that_is_there() -> None:
     left = sum(world.resident(tokens_of(10 + page, 1)) for page in range(6))
     assert left == 2
     assert originals.PAGE == PAGE
+
+
+def test_a_promise_is_counted_until_its_end() -> None:
+    """`no_budget`: eight pages promised, aborted half read: there the half is promised again; here nothing, until the end."""
+    world = unified("kv_only", {"kv": 8})
+    world.cache.prefetch_stop_policy = "wait_complete"
+    world.controller.prefetch_capacity_limit = 1 << 20
+    watch = guard(world.cache)
+
+    def abort() -> None:
+        world.cache.release_aborted_request("a")
+        world.drain()
+        world.storage.script.during_kv = {}
+        world.cache.prefetch_from_storage("b", world.root, tokens_of(2, 4), None)
+        world.controller.step_queries()
+        world.drain()
+        planned.append(world.cache.ongoing_prefetch["b"].operation.host_indices is not None)
+
+    planned: list[bool] = []
+    world.storage.script = Script(8, {"kv": (True,) * 8}, during_kv={1: abort})
+    world.cache.prefetch_from_storage("a", world.root, tokens_of(1, 8), None)
+    world.controller.step_queries()
+    world.drain()
+    world.controller.step_reads()
+    world.drain()
+    assert planned == [True]
+    assert watch.known["no_budget"] == 1
+
+    ours = Ours("kv_only", {"kv": 8}, "wait_complete", 1, tokens_of(1, 8), 0)
+    other = page_keys(tokens_of(2, 4), PAGE)
+    ours.store.page_of.update({key: page for page, key in enumerate(other)})
+    ends: list[object] = []
+
+    def aborted() -> None:
+        ours.coordinator.abort("r")
+        ours.coordinator.tick()
+        ours.store.during_kv = {}
+        assert ours.free_pages()["kv"] == 4
+        ours.coordinator.issue("b", 0, other, ours.index.match((), 0).anchor)
+        ours.readers.work()
+        ours.coordinator.tick()
+        ends.extend(record.event for record in ours.events.records() if type(record.event).__name__ == "PlanAgreed")
+
+    ours.store.hit_pages, ours.store.good, ours.store.during_kv = 8, {"kv": (True,) * 8}, {1: aborted}
+    ours.issue()
+    for _ in range(3):
+        ours.readers.work()
+        ours.coordinator.tick()
+    assert len(ends) == 1, "only the first one has a plan while its pages are out"
+    ours.coordinator.check_integrity()
+
+
+def test_what_was_handed_over_is_locked_until_the_end() -> None:
+    """`unlocked_early`: four of eight pages published, the rest still read: there they may be evicted; here they stay."""
+    world = unified("kv_only", {"kv": 8})
+    watch = guard(world.cache)
+    left: list[int] = []
+
+    def stop() -> None:
+        assert world.cache.check_prefetch_progress("r")
+        left.append(world.resident(tokens_of(1, 8)))
+        world.cache.evict_host(4 * PAGE)
+        left.append(world.resident(tokens_of(1, 8)))
+
+    world.storage.script = Script(8, {"kv": (True,) * 8}, during_kv={1: stop})
+    world.controller.prefetch_capacity_limit = 1 << 20
+    world.cache.prefetch_from_storage("r", world.root, tokens_of(1, 8), None)
+    world.controller.step_queries()
+    world.drain()
+    world.controller.step_reads()
+    world.drain()
+    assert left == [4, 0]
+    assert watch.known["unlocked_early"] == 1
+
+    ours = Ours("kv_only", {"kv": 8}, "best_effort", 1, tokens_of(1, 8), 0)
+    here: list[int] = []
+
+    def stopped() -> None:
+        ours.coordinator.tick()
+        ours.coordinator.ready("r")
+        ours.coordinator.tick()  # stopped
+        ours.coordinator.tick()  # published, the read still out
+        here.append(ours.index.match(ours.keys, ours.coordinator.tick_number, ["kv"]).pages)
+        here.append(ours.index.evictable_pages("kv"))
+
+    ours.store.hit_pages, ours.store.good, ours.store.during_kv = 8, {"kv": (True,) * 8}, {1: stopped}
+    ours.issue()
+    for _ in range(3):
+        ours.readers.work()
+        ours.coordinator.tick()
+    assert here == [4, 0]
+    assert ours.index.evictable_pages("kv") == 4
+
+
+class _Place:
+    """A process group of two, as far as somebody asks it for a place."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return self._rank
+
+
+def _two_ranks(goods: list[list[bool]], agreed_pages: int, late: int) -> list[tuple[World, MemoryEventLog]]:
+    """Run one prefetch of eight pages on two ranks of the original, stopped while rank `late` is in its second read (or never);
+    each rank's reduction gives what both have."""
+    done = []
+    for rank, good in enumerate(goods):
+        world, log = unified("kv_only", {"kv": 8}), MemoryEventLog()
+        world.controller.prefetch_capacity_limit = 1 << 20
+        world.cache.attn_tp_group = _Place(rank)
+
+        def reduce(tensor, op):  # type: ignore[no-untyped-def]
+            if len(tensor) == 1 and "MIN" in repr(op):
+                tensor[0] = min(int(tensor[0]), agreed_pages * PAGE)
+
+        world.cache._all_reduce_attn_groups = reduce
+        watch = shadow(world.cache, log)
+
+        def check(world: World = world) -> None:
+            assert world.cache.check_prefetch_progress("r")
+            world.drain()
+
+        def freed(world: World = world, log: MemoryEventLog = log) -> None:
+            check(world)
+            done.append((world, log, world.free_pages()["kv"]))
+
+        world.storage.script = Script(8, {"kv": good}, during_kv={1: freed} if rank == late else {})
+        world.cache.prefetch_from_storage("r", world.root, tokens_of(1, 8), None)
+        world.controller.step_queries()
+        world.drain()
+        world.controller.step_reads()
+        if rank != late:
+            freed()
+        world.drain()
+        watch.detach()
+        assert watch.failure is None
+    return done  # type: ignore[return-value]
+
+
+def test_ranks_count_what_is_free_alike(rig_of) -> None:  # type: ignore[no-untyped-def]
+    """`freed_apart`: one rank has read all, its peer half: there one gives out four pages more; here both count the same."""
+    whole = [True] * 8
+    free = [each[2] for each in _two_ranks([whole, whole], 4, late=1)]  # type: ignore[misc]
+    assert free == [4, 0]
+
+    rig = rig_of("kv_only", 2, capacity=8, stop=BestEffort(), batch_pages=4, readers=1)
+    rig.stores[1].hold("kv")
+    rig.issue()
+    rig.until(lambda: rig.stores[1].waiting("kv"))
+    rig.until(lambda: len(rig.events(ev.ReadEnded, 0)) == 2)
+    rig.stores[1].let_go("kv")
+    rig.until(lambda: rig.events(ev.ReadEnded, 1) and rig.stores[1].waiting("kv"))
+    rig.ready()
+    rig.until(lambda: rig.events(ev.Clamped, 1))
+    rig.until(lambda: rig.events(ev.HostReleased, 0))
+    assert [rig.free(rank=rank) for rank in range(2)] == [4, 0]
+    assert [each.book.replica.budget("kv") for each in rig.ranks] == [0, 0]
+    rig.stores[1].open_all()
+    rig.until(lambda: rig.events(ev.Closed, 1))
+    assert [each.book.replica.budget("kv") for each in rig.ranks] == [4, 4]
+    assert rig.events(ev.Closed, 0) == rig.events(ev.Closed, 1)
+
+
+def test_ranks_stop_for_one_reason(rig_of) -> None:  # type: ignore[no-untyped-def]
+    """`reason_apart`: one rank has read all, its peer lacks three pages: there each has its own reason; here they share one."""
+    short = [True] * 5 + [False] * 3
+    logs = [each[1] for each in _two_ranks([[True] * 8, short], 5, late=-1)]
+    reasons = [[r.event.reason for r in log.records() if type(r.event) is ev.Terminated] for log in logs]
+    assert reasons == [[Reason.COMPLETED], [Reason.READ_FAILED]]
+
+    rig = rig_of("kv_only", 2, capacity=8)
+    rig.stores[1].say("kv", "11111000", rig.prompt("r", 8))
+    assert rig.run().usable_page == 5
+    ours = [[each.reason for each in rig.events(ev.Terminated, rank)] for rank in range(2)]
+    assert ours == [[Reason.READ_FAILED]] * 2

@@ -53,6 +53,9 @@ def laws(state: ModelState) -> str:
     first = state.ranks[0].book.replica
     if any(rank.book.replica.facts() != first.facts() for rank in state.ranks[1:]):
         return "the replicas of the ranks differ"
+    retry = state.ranks[0].scope.policies.retry
+    if retry is not None and any(request.queries > retry.max_queries for request in first.requests.values()):
+        return "an attempt asks L3 more often than it may"
     if state.done and (first.occupied_tokens or any(first.reserved_pages.values()) or any(r.book.locks for r in state.ranks)):
         return "everything is closed and something is still reserved or locked"
     return ""

@@ -92,6 +92,7 @@ def _clone_replica(replica: Replica) -> Replica:
     other = _twin(replica)
     other.in_flight = {id_: _twin(prefetch) for id_, prefetch in replica.in_flight.items()}
     other.requests = {name: copy.copy(state) for name, state in replica.requests.items()}
+    other.waiting = _twin(replica.waiting)
     other.recent.clear()
     return other
 

@@ -37,7 +37,7 @@ _LATE_NS = 1 << 60
 class ModelRank:
     """A rank. Verbs change it in place: clone first."""
 
-    __slots__ = ("book", "late", "reads", "scope", "tight", "tree")
+    __slots__ = ("book", "late", "reads", "scope", "tick", "tight", "tree")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -45,6 +45,7 @@ class ModelRank:
         self.reads: dict[int, Reads] = {}
         self.tree: dict[str, r.Ranges] = {}  # the index: pages of the one prompt, per own pool
         self.late = False  # every limit has run out here
+        self.tick = 0
         self.tight = False  # host memory will refuse the next allocation here
 
     # --- copies and keys -----------------------------------------------------------------------------------------------
@@ -85,11 +86,21 @@ class ModelRank:
         older = self.book.replica.newest(request)
         if older is not None and not older.terminal:
             self.end(older, Reason.SUPERSEDED)
-        scope = self.scope
-        issued = decide.issue(self.book.replica, scope.policies, 1, request, attempt, scope.keys, 0, "")
-        self.emit(issued)
-        if isinstance(issued, ev.Issued):
-            self.reads[issued.prefetch] = Reads()
+        self.begin(self.decide_issue(request, attempt))
+
+    def decide_issue(self, request: str, attempt: int) -> ev.Issued | ev.Declined:
+        """Decide whether a prefetch of the whole span begins."""
+        return decide.issue(self.book.replica, self.scope.policies, 1, request, attempt, self.scope.keys, 0, "")
+
+    def begin(self, decided: ev.Issued | ev.Declined, tried: bool = False) -> None:
+        """Begin what was decided, or wait."""
+        self.emit(decided)
+        if isinstance(decided, ev.Issued):
+            self.reads[decided.prefetch] = Reads()
+            return
+        wait = decide.wait_after_decline(self.book.replica, self.scope.policies, 1, decided, self.tick, tried)
+        if wait is not None:
+            self.emit(wait)
 
     def answer_query(self, id_: int, missing: tuple[str, int] | None, failed: bool) -> None:
         """Answer what L3 has: everything but the page named, or nothing known."""
@@ -234,12 +245,15 @@ class ModelRank:
             return
         reads, last = self.reads[prefetch.id], events[-1]
         outcome = self._published(prefetch, last) if isinstance(last, ev.Synced) else None
+        wait = decide.wait_after_miss(self.book.replica, self.scope.policies, prefetch, events[0], self.tick)
         for event in events:
             self.emit(event)
             if isinstance(event, ev.Terminated):
                 self._withdraw(reads, -1)
             elif isinstance(event, ev.Capped):
                 self.progress(prefetch.id)
+        if wait is not None:
+            self.emit(wait)
         if outcome is not None:
             self.take(prefetch, decide.outcome(self.scope.layout, self.scope.policies, 1, prefetch, *outcome))
         elif isinstance(last, ev.Closed):

@@ -1,11 +1,11 @@
 """The scopes of the model checker: which layouts, policies and faults are explored to the end."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lifecycle.keys import KeyChain, page_keys
 from lifecycle.layout import KV, Layout, Need, Pool, TrailingPages, kv_only
-from lifecycle.policies import BestEffort, OnShortfall, Policies, StopPolicy, Timeout, WaitComplete
+from lifecycle.policies import BestEffort, OnShortfall, Policies, Retry, StopPolicy, Timeout, WaitComplete
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,13 @@ def _scope(
     return Scope(name, layout, _policies(stop, lag, degrade), room, pages, 2, prefetches, retry, faults, aborts)
 
 
+def _waiting(lag: int, prefetches: int = 2, faults: int = 1, aborts: int = 0) -> Scope:
+    """Return a scope in which requests wait: there is room for one at a time, and L3 is asked again after a miss."""
+    scope = _scope((), lag, pages=2, prefetches=prefetches, faults=faults, aborts=aborts)
+    again = Retry(every_ticks=2, max_queries=2, max_waiting=2, give_up_ticks=3)
+    return replace(scope, name=f"{scope.name}, waiting", policies=replace(scope.policies, limit_tokens=2, retry=again))
+
+
 _LIMIT = Timeout(base_s=1.0, per_ki_token_s=0.0, max_s=1.0)
 
 
@@ -80,6 +87,8 @@ def small() -> list[Scope]:
         _scope((), 1, _LIMIT, pages=2, prefetches=1),
         _scope(("trailing", "optional"), 0, prefetches=1, pages=2, aborts=0),
         _scope((), 0, pages=2, aborts=0),
+        _waiting(0),
+        _waiting(1),
     ]
 
 
@@ -96,4 +105,5 @@ def full() -> list[Scope]:
         scopes.append(_scope(("rider",), lag, retry=True))
         scopes.append(_scope(("rider", "rebuildable", "trailing", "optional"), lag, prefetches=1))
         scopes.append(_scope(("rider", "rebuildable", "trailing", "optional"), lag, _LIMIT, prefetches=1, faults=2))
+        scopes.append(_waiting(lag, aborts=1))
     return scopes

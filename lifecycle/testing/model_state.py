@@ -18,6 +18,7 @@ from lifecycle.states import State
 from lifecycle.testing.model_copy import QUEUED
 from lifecycle.testing.model_rank import ModelRank
 from lifecycle.testing.model_scope import Scope
+from lifecycle.testing.model_waits import end_wait, try_waiting, waits_key
 
 Row = tuple[int, int, Report]  # id, moves at launch, the agreed report
 Mask = tuple[int, int, bytes]  # id, moves at launch, the agreed set
@@ -37,12 +38,12 @@ class ModelState:
     def key(self) -> int:
         """Return a hash in which equal ranks may change places."""
         return hash((tuple(sorted(rank.key() for rank in self.ranks)), self.rounds, self.masks, self.issued, self.faults,
-                     self.aborts))  # fmt: skip
+                     self.aborts, waits_key(self.ranks[0])))  # fmt: skip
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to happen."""
-        return not any(rank.book.local for rank in self.ranks)
+        return not any(rank.book.local or rank.book.replica.waiting for rank in self.ranks)
 
 
 Transition = tuple[str, Callable[[], ModelState]]
@@ -61,6 +62,9 @@ def transitions(scope: Scope, state: ModelState) -> Iterator[Transition]:
     for prefetch in state.ranks[0].book.replica.in_flight.values():
         if state.aborts and not prefetch.terminal:
             yield f"abort {prefetch.id}", lambda id_=prefetch.id: _abort(state, id_)  # type: ignore[misc]
+    for waiter in state.ranks[0].book.replica.waiting:
+        if state.aborts:
+            yield f"abort the wait of {waiter.request}", lambda who=waiter.request: _abort_wait(state, who)  # type: ignore[misc]
     for place, rank in enumerate(state.ranks):
         for id_ in rank.book.local:
             yield from _local(scope, state, place, rank, id_)
@@ -131,10 +135,18 @@ def _abort(state: ModelState, id_: int) -> ModelState:
     return replace(state, ranks=ranks, aborts=state.aborts - 1)
 
 
-def tick(scope: Scope, state: ModelState) -> ModelState:
-    """Run one tick of every rank: settle, consume what is due, launch."""
+def _abort_wait(state: ModelState, request: str) -> ModelState:
     ranks = tuple(rank.clone() for rank in state.ranks)
     for rank in ranks:
+        end_wait(rank, request, Reason.ABORTED)
+    return replace(state, ranks=ranks, aborts=state.aborts - 1)
+
+
+def tick(scope: Scope, state: ModelState) -> ModelState:
+    """Run one tick of every rank: try who waits, settle, consume what is due, launch."""
+    ranks = tuple(rank.clone() for rank in state.ranks)
+    for rank in ranks:
+        try_waiting(rank)
         rank.settle_all()
     rounds, masks = state.rounds, state.masks
     if scope.policies.lag_ticks == 0:

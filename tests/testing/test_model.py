@@ -1,6 +1,7 @@
 """The model checker: small scopes hold to the end, planted bugs are found with the shortest steps, loops end."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,9 @@ from lifecycle.coverage import Outcome
 from lifecycle.events import Event
 from lifecycle.layout import Layout
 from lifecycle.local import Local
+from lifecycle.policies import Policies
 from lifecycle.prefetch import Prefetch
+from lifecycle.replica import Replica
 from lifecycle.rows import Report
 from lifecycle.testing import model
 from lifecycle.testing.model_scope import Scope, full, small
@@ -48,6 +51,21 @@ def test_the_longest_instead_of_the_shortest_is_found(monkeypatch: pytest.Monkey
     assert "are published and never landed here" in verdict.broken
     assert any("read fails" in step for step in verdict.steps)
     assert len(verdict.steps) <= 11
+
+
+def test_asking_without_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What forgets the bound on queries asks L3 a third time after two misses, where two queries are allowed."""
+    honest = decide.wait_after_miss
+
+    def endless(replica: Replica, policies: Policies, prefetch: Prefetch, ended: Event, tick: int) -> Event | None:
+        again = None if policies.retry is None else replace(policies.retry, max_queries=99)
+        return honest(replica, replace(policies, retry=again), prefetch, ended, tick)
+
+    monkeypatch.setattr(decide, "wait_after_miss", endless)
+    (scope,) = [scope for scope in small() if scope.policies.retry is not None and not scope.policies.lag_ticks]
+    verdict = model.explore(replace(scope, prefetches=1, faults=2))
+    assert verdict.broken == "an attempt asks L3 more often than it may"
+    assert sum("query" in step for step in verdict.steps) == 4  # two misses on two ranks
 
 
 def test_a_release_under_a_claimed_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ class LogOpened(Event, frozen=True, tag="log_opened.1"):
     wall_ns: int
     monotonic_ns: int
     absent: tuple[str, ...] = ()  # pools of which this rank has no shard: counted as landed whole, never read
+    groups: tuple[tuple[int, ...], ...] = ()  # the process groups that its rounds span, in order; () if none are known
 
 
 class EventsLost(Event, frozen=True, tag="events_lost.1"):

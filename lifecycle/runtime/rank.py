@@ -129,6 +129,7 @@ class Rank:
                 wall_ns=wall_ns,
                 monotonic_ns=self.clock_ns(),
                 absent=tuple(sorted(self.absent)),
+                groups=getattr(self.transport, "groups", ()),
             )
         )
 

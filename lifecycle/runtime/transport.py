@@ -34,6 +34,8 @@ class Transport(Protocol):
     def ranks(self) -> int:
         """How many they are."""
 
+    # A transport over process groups also has `groups`, the ranks of each: they are written at the head of the log.
+
     def launch(self, buffer: Buffer) -> Wait:
         """Begin to reduce `buffer`; the result is in place once the returned function has returned.
 
@@ -88,6 +90,7 @@ class TorchTransport:
                     f"cannot build a transport: rank {dist.get_rank()} is not in group {place} of {len(given)}"
                     " (every rank passes the groups that it belongs to)"
                 )
+        self.groups = tuple(tuple(dist.get_process_group_ranks(group)) for group in given)
         try:
             self._groups = [self._own(group) for group in given]
             self.rank, self.ranks = self._place([dist.get_world_size(group) for group in given])

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from lifecycle.errors import ConfigError
-from lifecycle.events import RoundDone
+from lifecycle.events import LogOpened, RoundDone
 from lifecycle.policies import Policies, WaitComplete
 from lifecycle.runtime.transport import TorchTransport, Transport
 from lifecycle.states import State
@@ -238,3 +238,22 @@ def test_states_change_at_the_same_tick() -> None:
     """All ranks are in the same state after every tick, and the wish of one rank's admission stays its own."""
     first, second, third = run_ranks(3, states)
     assert first == second == third
+
+
+def header(world: World) -> list[Any]:
+    """Open over a row and a column, and over everyone; return what the logs say of it."""
+    told = []
+    for groups in (grid(world), ()):
+        part = Part("kv_only", transport=TorchTransport(*groups, timeout_s=10))
+        opened = next(iter(part.log.records())).event
+        assert isinstance(opened, LogOpened)
+        told.append([opened.rank, opened.ranks, [list(ranks) for ranks in opened.groups]])
+        part.close()
+    return told
+
+
+def test_a_log_says_which_groups_its_rounds_span() -> None:
+    """At its head: the place of the rank among all that are reached, and the ranks of each group, in the order reduced."""
+    found = run_ranks(4, header)
+    assert [told[0] for told in found] == [[r, 4, [[r // 2 * 2, r // 2 * 2 + 1], [r % 2, r % 2 + 2]]] for r in range(4)]
+    assert [told[1] for told in found] == [[r, 4, [[0, 1, 2, 3]]] for r in range(4)]

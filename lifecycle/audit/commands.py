@@ -10,6 +10,7 @@ from rich.console import Console
 from lifecycle.audit import blast, differ, explain_text, redecide, sglang_commands, stats
 from lifecycle.audit.evidence import gather
 from lifecycle.audit.explain import explain, told
+from lifecycle.audit.known import Known
 from lifecycle.audit.laws import Violation
 from lifecycle.audit.report import write_report
 from lifecycle.audit.runs import Run, Scan, Segment, log_files, scan
@@ -73,12 +74,13 @@ def verify(given: argparse.Namespace, out: Console) -> int:
         return VIOLATED if total else CLEAN
     scanned = read(given, out)
     for run in chosen(scanned, given):
-        found = violations([segment.records() for segment in run.segments])
-        total += (_verify_json if given.json else _verify_text)(given, out, run, found)
+        known = Known(run.opened)
+        found = known.faults(violations([segment.records() for segment in run.segments]))
+        total += (_verify_json if given.json else _verify_text)(given, out, run, found, known)
     return VIOLATED if total else CLEAN
 
 
-def _verify_text(given: argparse.Namespace, out: Console, run: Run, found: Iterable[Violation]) -> int:
+def _verify_text(given: argparse.Namespace, out: Console, run: Run, found: Iterable[Violation], known: Known) -> int:
     count = 0
     for violation in found:
         count += 1
@@ -86,16 +88,18 @@ def _verify_text(given: argparse.Namespace, out: Console, run: Run, found: Itera
             out.print(str(violation))
     if count > given.most:
         out.print(f"and {count - given.most} more (--most {given.most})")
+    for line in known.text():
+        out.print(line)
     missing = f" (not here: rank {', '.join(map(str, run.missing[:8]))})" if run.missing and run.opened else ""
     out.print(f"run {name(run.id)}: {run.ranks}: {count_of(count, 'violation') if count else 'no violations'}{missing}")
     return count
 
 
-def _verify_json(given: argparse.Namespace, out: Console, run: Run, found: Iterable[Violation]) -> int:
+def _verify_json(given: argparse.Namespace, out: Console, run: Run, found: Iterable[Violation], known: Known) -> int:
     kept = [told(violation) for violation in islice(iter(found), given.most)]
     count = len(kept) + sum(1 for _ in found)
     facts = {"run": run.id, "ranks": [s.rank for s in run.segments], "missing_ranks": run.missing, "violations": count}
-    out.print(as_json({**facts, "found": kept}))
+    out.print(as_json({**facts, "known_differences": known.counts, "found": kept}))
     return count
 
 

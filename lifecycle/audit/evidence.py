@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from lifecycle import ranges as r
+from lifecycle.audit.known import Known
 from lifecycle.audit.laws import Violation
 from lifecycle.audit.runs import Run
 from lifecycle.audit.story import Story, Teller
@@ -118,7 +119,7 @@ def gather(run: Run, request: str) -> Evidence:
     wanted = frozenset(found.own) | frozenset(found.sources)
     for place, segment in enumerate(run.segments):
         _follow(found, place if segment.rank is None else segment.rank, segment.records(), wanted)
-    for each in violations([segment.records() for segment in run.segments]):
+    for each in Known(run.opened).faults(violations([segment.records() for segment in run.segments])):
         mine = each.request == request or each.prefetch in wanted
         kept = found.violations if mine else found.beside
         if (mine or (each.prefetch is None and each.request is None)) and len(kept) < MOST:

@@ -5,6 +5,7 @@ from html import escape
 from typing import IO
 
 from lifecycle.audit.drawings import Span, occupancy, timeline
+from lifecycle.audit.known import Known
 from lifecycle.audit.laws import Violation
 from lifecycle.audit.runs import Run
 from lifecycle.audit.stats import WAITS, Stats
@@ -52,7 +53,8 @@ def _put(file: IO[bytes], html: str) -> None:
 def _run(file: IO[bytes], run: Run) -> int:
     found: list[Violation] = []
     count = 0
-    for violation in violations([segment.records() for segment in run.segments]):
+    known = Known(run.opened)
+    for violation in known.faults(violations([segment.records() for segment in run.segments])):
         count += 1
         if len(found) < MOST_VIOLATIONS:
             found.append(violation)
@@ -60,6 +62,8 @@ def _run(file: IO[bytes], run: Run) -> int:
     if run.missing and run.opened is not None:
         _put(file, f"<p class=bad>Not here: the logs of rank {text(', '.join(map(str, run.missing[:16])))}.</p>")
     _put(file, f"<p class={'bad' if count else 'good'}>{count_of(count, 'violation') if count else 'No violations'}</p>")
+    for line in known.text():
+        _put(file, f"<p class=dim>{text(line)}</p>")
     if found:
         rows = [
             [v.law.value, str(v.rank), "" if v.prefetch is None else str(v.prefetch), name(v.request or ""),

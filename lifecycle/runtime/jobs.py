@@ -23,8 +23,13 @@ class Part(NamedTuple):
 
     pool: str
     pages: Range
-    keys: Sequence[str]
+    chain: Sequence[str]  # of the whole prompt, so that nothing is copied before a reader needs it
     slots: SlotArray
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Return the keys of these pages."""
+        return self.chain[slice(*self.pages)]
 
 
 class Landing(NamedTuple):
@@ -38,18 +43,18 @@ class Landing(NamedTuple):
 class Job:
     """A read batch (with `parts`) or an existence query (without). Made by the scheduler, run by one reader."""
 
-    __slots__ = ("claimed", "claimed_ns", "ended", "heard", "hung", "keys", "lost", "owner", "pages", "parts", "pools",
+    __slots__ = ("chain", "claimed", "claimed_ns", "ended", "heard", "hung", "lost", "owner", "pages", "parts", "pools",
                  "prefetch", "replaced", "returned", "stopped")  # fmt: skip
 
     def __init__(
-        self, prefetch: int, owner: str, pages: Range, parts: tuple[Part, ...], keys: Sequence[str] = (),
+        self, prefetch: int, owner: str, pages: Range, parts: tuple[Part, ...], chain: Sequence[str] = (),
         pools: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.prefetch = prefetch
         self.owner = owner
         self.pages = pages
         self.parts = parts
-        self.keys = keys
+        self.chain = chain  # of a query
         self.pools = pools
         self.claimed_ns = 0  # written once by the reader that claims it, before its note
         self.stopped = False  # written once by the scheduler: read nothing more
@@ -57,6 +62,11 @@ class Job:
         self.claimed = self.ended = self.lost = self.hung = False  # the scheduler's own
         self.heard: tuple[str, ...] = ()  # pools whose part was answered; the scheduler's own
         self.returned = False  # whether its place in the queue's count is given back
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Return the keys that a query asks for."""
+        return self.chain[slice(*self.pages)]
 
     @property
     def is_query(self) -> bool:
@@ -96,7 +106,7 @@ def _presence(answer: object, job: Job) -> Mapping[str, Flags] | None:
     if not isinstance(answer, Mapping) or any(pool not in answer for pool in job.pools):
         return None
     present = {pool: np.asarray(answer[pool], dtype=np.bool_) for pool in job.pools}
-    return present if all(flags.shape == (len(job.keys),) for flags in present.values()) else None
+    return present if all(flags.shape == (job.pages[1] - job.pages[0],) for flags in present.values()) else None
 
 
 def _read(job: Job, part: Part, store: PageStore, memory: HostMemory) -> tuple[Landing, ...]:

@@ -102,8 +102,7 @@ class Transfers:
         """Ask this rank's shard of L3 what it has of the span."""
         shared = transfer.local.shared
         span = (shared.start_page, shared.end_page)
-        keys = transfer.keys[shared.start_page : shared.end_page]
-        job = Job(shared.id, "", span, (), keys, self._required)
+        job = Job(shared.id, "", span, (), transfer.keys, self._required)
         job.claimed_ns = transfer.progress.issued_ns
         transfer.query = job
         self._asked.add(job)
@@ -126,7 +125,7 @@ class Transfers:
                     plo, phi = max(batch[0], wlo), min(batch[1], whi)
                     if plo < phi and pool.name not in shared.left_out and pool.name not in self._absent:
                         slots = transfer.slots_of(owner, plo, phi)
-                        parts.append(Part(pool.name, (plo, phi), transfer.keys[plo:phi], slots))
+                        parts.append(Part(pool.name, (plo, phi), transfer.keys, slots))
                 if parts:
                     jobs.append(Job(shared.id, owner, batch, tuple(parts)))
         self._land_absent(transfer)

@@ -73,7 +73,7 @@ def flat(what: str, sizes: Sequence[int], unit: str, measured: dict[int, float],
     ours = ", ".join(f"{size:,}: {measured[size]:.0f}" for size in sizes)
     wanted = f"<= {FLAT}x" if goal else ""
     return Row(BENCH, what, wanted, f"{base:.0f} us at {sizes[0]}", f"us {unit} {ours}", f"{worst:.2f}x",
-               worst <= FLAT if goal else None, note)  # fmt: skip
+               worst <= FLAT if goal else None, note, "growth" if goal else "")  # fmt: skip
 
 
 def in_flight_rows(sizes: Sequence[int], quick: bool) -> Iterator[Row]:

@@ -22,6 +22,8 @@ import torch.distributed as dist
 from lifecycle.policies import Policies, WaitComplete
 from lifecycle.runtime.transport import TorchTransport
 from lifecycle.states import State
+from tests.benchmarks.common import Row
+from tests.benchmarks.goals import GOALS
 from tests.sync.harness import World, run_ranks
 from tests.sync.part import Part, prompt
 
@@ -197,6 +199,35 @@ def mean_of_ranks(per_rank: Sequence[Any]) -> list[list[float]]:
     return means
 
 
+def agreed(ranks: int, count: int, turns: int) -> tuple[float, float, float]:
+    """Return microseconds per prefetch: what the ranks agree on, the whole tick, and the baseline."""
+    rows = mean_of_ranks(run_ranks(ranks, ready_at_once, count, turns, patience_s=900))
+    agree, tick, base = (median_us(rows, column) / count for column in range(3))
+    return agree, tick, base
+
+
+def blocked(ranks: int, ticks: int, busy: bool) -> tuple[list[float], list[float]]:
+    """Return microseconds per tick with lag 0 and 1: blocked by the exchange, and whole."""
+    found = run_ranks(ranks, blocked_both, ticks, busy, patience_s=900)
+    lags = [mean_of_ranks([each[lag] for each in found]) for lag in ("0", "1")]
+    return [median_us(rows, 0) for rows in lags], [median_us(rows, 1) for rows in lags]
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Yield the two rows that have goals."""
+    agree, tick, base = agreed(2, 64, 5 if quick else 21)
+    yield Row(
+        "sync", GOALS["sync-64"].what, GOALS["sync-64"].goal, f"{base:.1f} us each", f"{agree:.1f} us each",
+        f"{base / agree:.1f}x less", base / agree >= 30, f"the whole tick {tick:.1f} us each", "sync-64",
+    )  # fmt: skip
+    held, _ = blocked(2, 120 if quick else 840, busy=False)
+    share = held[1] / held[0]
+    yield Row(
+        "sync", GOALS["sync-blocked"].what, GOALS["sync-blocked"].goal, f"{held[0]:.1f} us", f"{held[1]:.1f} us",
+        f"{100 * share:.1f} %", share <= 0.1, "the work is time.sleep", "sync-blocked",
+    )  # fmt: skip
+
+
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -212,8 +243,7 @@ def main() -> None:
     for ranks in options.ranks:
         for count in READY:
             turns = max(5, options.turns // (3 if count == 256 else 1))
-            rows = mean_of_ranks(run_ranks(ranks, ready_at_once, count, turns, patience_s=900))
-            agree, tick, base = (median_us(rows, column) / count for column in range(3))
+            agree, tick, base = agreed(ranks, count, turns)
             times = "no collective" if ranks == 1 else f"{base / agree:.1f}x"
             goal = ">= 30x" if (ranks, count) == (2, 64) else ""
             print(f"| {ranks} | {count} | {base:.1f} | {agree:.1f} | {tick:.1f} | {times} | {goal} |", flush=True)
@@ -221,10 +251,7 @@ def main() -> None:
     print("| ranks | work | lag 0 | lag 1 | lag 1 is | goal | whole tick, lag 0 | whole tick, lag 1 |")
     print("|---|---|---|---|---|---|---|---|")
     for ranks, busy in ((count, busy) for count in options.ranks if count > 1 for busy in (False, True)):
-        found = run_ranks(ranks, blocked_both, 40 * options.turns, busy, patience_s=900)
-        lags = [mean_of_ranks([each[lag] for each in found]) for lag in ("0", "1")]
-        held = [median_us(rows, 0) for rows in lags]
-        whole = [median_us(rows, 1) for rows in lags]
+        held, whole = blocked(ranks, 40 * options.turns, busy)
         goal = "<= 10 %" if ranks == 2 and not busy else ""
         how = "Python loop" if busy else "time.sleep"
         share = f"{100 * held[1] / held[0]:.1f} %"

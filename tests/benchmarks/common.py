@@ -18,7 +18,8 @@ PAGE_BYTES_RSS = os.sysconf("SC_PAGE_SIZE")
 class Row:
     """One line of the table. `ratio` is what `goal` is about where there is a baseline, else `ours` is.
 
-    `met` is None where there is no goal, or nothing to compare with: `note` says which.
+    `key` names the goal in `goals.GOALS`, if it is one of those. `met` is None where there is no goal, or nothing to compare
+    with: `note` says which.
     """
 
     bench: str
@@ -29,6 +30,7 @@ class Row:
     ratio: str
     met: bool | None
     note: str = ""
+    key: str = ""
 
 
 def median(values: Sequence[float]) -> float:

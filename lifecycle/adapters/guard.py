@@ -6,8 +6,6 @@ What SGLang does otherwise by design (see the table in the README) is counted ap
 from collections import Counter, deque
 from typing import Any
 
-import structlog
-
 from lifecycle.adapters.hooks import Passed
 from lifecycle.adapters.known import known_difference
 from lifecycle.adapters.sglang import Shadow
@@ -15,10 +13,11 @@ from lifecycle.audit.laws import Violation
 from lifecycle.audit.rank import RankAudit
 from lifecycle.errors import LifecycleError
 from lifecycle.events import Record
+from lifecycle.logger import Logger
 from lifecycle.runtime.ports import EventLog
 from stores.events import MemoryEventLog
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 STORY = 200
 """Events of one prefetch that are kept for its story."""
@@ -64,7 +63,13 @@ class Guard(Shadow):
         self.violations.append(violation)
         self.counts[violation.law.value] += 1
         story = tuple(self._stories.get(violation.prefetch or 0, ()))
-        log.error("a law of the prefetch lifecycle is broken", law=violation.law.value, what=str(violation), story=list(story))
+        log.error(
+            "a law of the prefetch lifecycle is broken",
+            law=violation.law.value,
+            what=str(violation),
+            story=list(story),
+            what_to_do="run prefetch-audit explain on the event log for the requests of this prefetch",
+        )
         if self._raises:
             raise GuardViolation(violation, story)
 

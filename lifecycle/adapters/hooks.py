@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
-import structlog
+from lifecycle.logger import Logger
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -94,7 +94,12 @@ class Hooks:
             return
         self.failure = error
         self.remove()
-        log.error(f"{self._who} failed and is off; the engine goes on without it", error=repr(error), exc_info=error)
+        log.error(
+            f"{self._who} failed and is off; the engine goes on without it",
+            error=repr(error),
+            exc_info=error,
+            what_to_do="report the error with the version of the engine; what was recorded until then can be read",
+        )
 
     def remove(self) -> None:
         """Take every hook off. One that somebody else has wrapped meanwhile stays and only passes calls on."""

@@ -22,6 +22,7 @@ from lifecycle.events import (
     Record,
     Synced,
 )  # fmt: skip
+from lifecycle.logger import rendered
 from lifecycle.reasons import Reason
 
 LOGGER = "lifecycle.prefetch"
@@ -139,7 +140,4 @@ def _wrapped(logger: logging.Logger) -> Any:
 
 
 def _render(logger: Any, method: str, fields: Any) -> str:
-    event = fields.pop("event")
-    # Strings are quoted as Python would: a request id cannot break a line or forge another field.
-    text = " ".join(f"{name}={value!r}" for name, value in fields.items())
-    return f"{event} {text}" if text else str(event)
+    return rendered(str(fields.pop("event")), fields)

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Protocol
 
-import structlog
-
 from lifecycle.errors import ConfigError
 from lifecycle.events import EventsLost, Record
+from lifecycle.logger import Logger
 from lifecycle.runtime.ports import EventLog
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 _BATCH = 512  # records of a log that are handed over at once
 
@@ -101,7 +100,12 @@ class ObservedEventLog:
             self._queue.put(None)
             self._thread.join(self._close_s)
             if self._thread.is_alive():
-                log.error("observers did not end in time", waiting_records=self._handed - self._seen, close_s=self._close_s)
+                log.error(
+                    "observers did not end in time",
+                    waiting_records=self._handed - self._seen,
+                    close_s=self._close_s,
+                    what_to_do="their last numbers are missing; replay the event log through them, or give them more close_s",
+                )
         self._inner.close()
 
     # --- beside it -----------------------------------------------------------------------------------------------------
@@ -154,6 +158,7 @@ class ObservedEventLog:
                 "an observer raised; it gets no more events (the event log has them all)",
                 observer=type(observer).__name__,
                 first_seq=batch[0].seq if batch else None,
+                what_to_do="see the error; replay the event log through it once it is mended",
                 exc_info=error,
             )
 

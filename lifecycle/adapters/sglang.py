@@ -11,8 +11,6 @@ from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
-import structlog
-
 from lifecycle.adapters.hooks import Hooks
 from lifecycle.adapters.sglang_ends import Notes
 from lifecycle.adapters.sglang_pools import Slots, host_pools, layout_of
@@ -23,11 +21,12 @@ from lifecycle.adapters.sglang_told import Teller
 from lifecycle.adapters.sglang_watch import Watch
 from lifecycle.errors import ConfigError
 from lifecycle.events import CoordinatorStopped, Event, LogOpened, Record
+from lifecycle.logger import Logger
 from lifecycle.policies import MOST_PAGES
 from lifecycle.reasons import Reason
 from lifecycle.runtime.ports import EventLog
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 CLOSE_S = 5.0
 
@@ -134,7 +133,11 @@ class Shadow:
             return
         self._hooks.remove()
         if not self._scribe.stop(CLOSE_S):
-            log.error("the shadow of an SGLang cache is off; its log does not take what was seen", seconds=CLOSE_S)
+            log.error(
+                "the shadow of an SGLang cache is off; its log does not take what was seen",
+                seconds=CLOSE_S,
+                what_to_do="see the disk of the event log; its end is missing",
+            )
             return
         if self._hooks.failure is not None:
             return

@@ -6,19 +6,18 @@ the keys of those who wait are kept here at the edge.
 
 from collections.abc import Callable
 
-import structlog
-
 from lifecycle import decide
 from lifecycle.errors import AnchorLost, DuplicateAttempt, WrongAnchor
 from lifecycle.events import Declined, Issued, WaitEnded
 from lifecycle.keys import KeyChain
+from lifecycle.logger import Logger
 from lifecycle.reasons import Reason
 from lifecycle.runtime.ports import Anchor
 from lifecycle.runtime.rank import Rank
 from lifecycle.runtime.transfers import Transfer
 from lifecycle.waiting import Waiter
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 class Issuing:
@@ -69,7 +68,12 @@ class Issuing:
         except Exception as error:  # a failing port: nothing happened
             if not rank.alone:
                 raise  # this rank's index may differ by now, which its next round tells
-            log.warning("a port failed; the request is tried again at the next tick", request=waiter.request, error=repr(error))
+            log.warning(
+                "a port failed; the request is tried again at the next tick",
+                request=waiter.request,
+                error=repr(error),
+                what_to_do="see the error: the prefix index raised where it should not",
+            )
             return False
         if waiter.for_room and isinstance(decided, Declined) and decided.reason is Reason.RATE_LIMITED:
             self._wait(decided, keys, tried=True)  # the index has less of it by now: it needs more, and keeps its place

@@ -8,14 +8,14 @@ from operator import index
 from typing import NamedTuple
 
 import numpy as np
-import structlog
 
 from lifecycle.coverage import Flags
+from lifecycle.logger import Logger
 from lifecycle.ranges import Range
 from lifecycle.reasons import ReadCode
 from lifecycle.runtime.ports import HostMemory, PageResult, PageStore, SlotArray
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 class Part(NamedTuple):
@@ -97,7 +97,12 @@ def _query(job: Job, store: PageStore) -> Note:
     try:
         return Note(job, "part", present=_presence(store.restorable(job.keys, job.pools), job))
     except BaseException as error:  # a store's fault must not kill the reader: it becomes "not known", with its cause
-        log.warning("existence query raised", prefetch=job.prefetch, error=repr(error))
+        log.warning(
+            "existence query raised",
+            prefetch=job.prefetch,
+            error=repr(error),
+            what_to_do="see the error; what is not known to be there is not prefetched",
+        )
         return Note(job, "part")
 
 
@@ -116,7 +121,13 @@ def _read(job: Job, part: Part, store: PageStore, memory: HostMemory) -> tuple[L
         results = store.read_into(part.pool, part.keys, memory.buffers(part.pool, part.slots))
         return landings(part.pages, results, memory.page_bytes(part.pool))
     except BaseException as error:  # as above: every page of the part failed with an io error
-        log.warning("page read raised", prefetch=job.prefetch, pool=part.pool, error=repr(error))
+        log.warning(
+            "page read raised",
+            prefetch=job.prefetch,
+            pool=part.pool,
+            error=repr(error),
+            what_to_do="see the error; a store should answer for a bad page instead, key by key",
+        )
         return (Landing(part.pages, ReadCode.IO_ERROR, None),)
 
 

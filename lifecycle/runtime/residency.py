@@ -6,18 +6,18 @@ Every choice looks at replicated counts (the replica's budgets, the index's shap
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import structlog
 
 from lifecycle import coverage
 from lifecycle import ranges as r
 from lifecycle.book import Book
 from lifecycle.events import Adopted, Event, Evicted
 from lifecycle.layout import AllPages, Layout
+from lifecycle.logger import Logger
 from lifecycle.ranges import Range
 from lifecycle.reasons import Reason
 from lifecycle.runtime.ports import Anchor, HostMemory, PrefixIndex, SlotArray
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 Fill = Callable[[str, Range, SlotArray], None]
 """Writes the pages [lo, hi) of a pool into the slots given, one per page."""
@@ -82,7 +82,12 @@ class Residency:
             try:
                 self._index.unlock(anchor)
             except Exception as error:  # a failing port: the lock stays, and is dropped at a later tick
-                log.warning("the index did not drop the lock of an adoption", page=anchor.pages, error=repr(error))
+                log.warning(
+                    "the index did not drop the lock of an adoption; it is tried again at the next tick",
+                    page=anchor.pages,
+                    error=repr(error),
+                    what_to_do="see the error; its prefix is not evicted until then",
+                )
                 still.append(anchor)
         return still
 
@@ -161,6 +166,12 @@ def _refused(port: Callable[[str, SlotArray], None], waiting: list[tuple[str, Sl
         try:
             port(pool, slots)
         except Exception as error:  # a failing port: nothing happened, it is tried again at the next tick
-            log.warning("host memory did not take evicted pages back", pool=pool, pages=len(slots), error=repr(error))
+            log.warning(
+                "host memory did not take evicted pages back; they are offered again at the next tick",
+                pool=pool,
+                pages=len(slots),
+                error=repr(error),
+                what_to_do="see the error; if it stays, somebody else has released these slots",
+            )
             refused.append((pool, slots))
     return refused

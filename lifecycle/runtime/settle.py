@@ -6,8 +6,6 @@ several ranks share its shape makes this rank's replica differ, so the failure i
 
 from collections.abc import Callable
 
-import structlog
-
 from lifecycle import coverage
 from lifecycle import ranges as r
 from lifecycle.events import (
@@ -22,13 +20,14 @@ from lifecycle.events import (
     Settled,
 )  # fmt: skip
 from lifecycle.layout import Layout
+from lifecycle.logger import Logger
 from lifecycle.ranges import Ranges
 from lifecycle.reasons import Part
 from lifecycle.runtime.ports import HostMemory, PrefixIndex
 from lifecycle.runtime.transfers import Transfer
 from lifecycle.states import State
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 class Settler:
@@ -135,7 +134,14 @@ class Settler:
         except Exception as error:  # a failing port: nothing happened; it is tried again, and reported when it stays so
             tries = self._tries[key] = self._tries.get(key, 0) + 1
             self.retry.add(prefetch)
-            log.warning("a port failed; it is tried again", prefetch=prefetch, obligation=what, tries=tries, error=repr(error))
+            log.warning(
+                "a port failed; it is tried again at the next tick",
+                prefetch=prefetch,
+                obligation=what,
+                tries=tries,
+                error=repr(error),
+                what_to_do="see the error; if it stays, the port breaks its contract or the engine frees what is not its own",
+            )
             if index:
                 self.index_fault = error
             if tries == self._stuck_after:

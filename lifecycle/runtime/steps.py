@@ -7,7 +7,6 @@ done: reads withdrawn, pages reserved, outcome decided, debts settled.
 from collections.abc import Callable
 
 import numpy as np
-import structlog
 
 from lifecycle import coverage, decide
 from lifecycle.book import Book
@@ -15,6 +14,7 @@ from lifecycle.coverage import Flags
 from lifecycle.events import Capped, Closed, Event, HostReserved, PlanAgreed, Synced, Terminated
 from lifecycle.keys import KeyChain
 from lifecycle.layout import Layout
+from lifecycle.logger import Logger
 from lifecycle.policies import Policies
 from lifecycle.prefetch import Prefetch
 from lifecycle.ranges import Ranges, runs
@@ -25,7 +25,7 @@ from lifecycle.runtime.residency import Residency
 from lifecycle.runtime.settle import Settler
 from lifecycle.runtime.transfers import Transfer, Transfers
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 class Steps:
@@ -83,7 +83,12 @@ class Steps:
         try:
             slots = self._memory.allocate(need)
         except Exception as error:  # the budget allowed it: a local failure, which the round makes everyone's
-            log.warning("host memory refused what the budget allowed", prefetch=plan.prefetch, error=repr(error))
+            log.warning(
+                "host memory refused what the budget allowed; the prefetch ends",
+                prefetch=plan.prefetch,
+                error=repr(error),
+                what_to_do="let nobody else take slots of these pools: what the coordinator was given at its start is its own",
+            )
             transfer.progress.reserve_failed = True
             self._transfers.dirty.add(plan.prefetch)
             return

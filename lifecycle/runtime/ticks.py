@@ -4,10 +4,9 @@ import heapq
 from collections.abc import Iterable
 from typing import NoReturn
 
-import structlog
-
 from lifecycle.errors import ConfigError, CoordinatorClosed, RankDivergence, SyncFailed
 from lifecycle.events import Closed, CoordinatorStopped
+from lifecycle.logger import Logger
 from lifecycle.reasons import Reason
 from lifecycle.rows import Masks, Report, Round
 from lifecycle.runtime.agreement import Exchange
@@ -18,7 +17,7 @@ from lifecycle.runtime.transfers import Transfer
 from lifecycle.states import State
 from lifecycle.votes import deadline_ns, report
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 class Ticks:
@@ -245,7 +244,11 @@ class Ticks:
         """Keep an error of this rank's own, for its next round to tell the others."""
         if self._fault is None:
             self._fault = error
-            log.error("this rank failed; its next round tells the others", error=repr(error))
+            log.error(
+                "this rank failed; its next round tells the others",
+                error=repr(error),
+                what_to_do="see the error; then start fresh coordinators on all ranks, with empty indexes",
+            )
 
     def _flush(self) -> None:
         """Hand over, once a tick, what others do: the reads that were planned, and the events."""
@@ -308,7 +311,11 @@ class Ticks:
             self._drain()
             self._close_settled()
         except Exception as error:  # the scheduler is told of the failure, not of what came after it; tried at each tick
-            log.error("what is owed after the failure could not be discharged yet", error=repr(error))
+            log.error(
+                "what is owed after the failure could not be discharged yet; it is tried at each tick",
+                error=repr(error),
+                what_to_do="go on calling tick, or close: what stays open is listed by snapshot()",
+            )
         self._flush()
 
     def _discard_all(self, reason: Reason) -> None:
@@ -317,7 +324,12 @@ class Ticks:
                 try:
                     self._rank.steps.end(prefetch, reason)
                 except Exception as error:  # one that cannot end must not keep the others, nor hide why all end
-                    log.error("a prefetch could not be discarded", prefetch=prefetch.id, error=repr(error))
+                    log.error(
+                        "a prefetch could not be discarded",
+                        prefetch=prefetch.id,
+                        error=repr(error),
+                        what_to_do="see the error; what it holds is lost to this process until a restart",
+                    )
         for waiter in list(self._rank.book.replica.waiting):
             self.issuing.end_wait(waiter.request, reason)
 

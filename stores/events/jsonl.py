@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
-import structlog
-
 from lifecycle.codec import BadRecord, decode
 from lifecycle.errors import LogError, SchemaTooNew
 from lifecycle.events import Record
@@ -96,7 +94,11 @@ class JsonLinesEventLog(WriterEventLog):
         except BadRecord as error:
             self.torn = TornTail(str(self.path), 1 + count_lines(self.path, tail_at), tail_at, len(tail), plain(error))
             os.ftruncate(self._fd, tail_at)
-            structlog.get_logger().warning("event log had a torn tail, cut off", torn=str(self.torn))
+            self._log.warning(
+                "event log had a torn tail, cut off",
+                torn=str(self.torn),
+                what_to_do="nothing: whoever wrote it was stopped in the middle of a line; events before it are whole",
+            )
             return tail_at
         except SchemaTooNew as error:
             raise SchemaTooNew(f"cannot append to event log {self.path}: at byte {tail_at}: {plain(error)}") from error

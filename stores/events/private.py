@@ -8,11 +8,11 @@ import os
 import stat
 from pathlib import Path
 
-import structlog
-
 from lifecycle.errors import LogError
+from lifecycle.logger import Logger
 
 _MODE = 0o600
+log = Logger(__name__)
 
 
 def open_private(path: Path) -> int:
@@ -46,4 +46,9 @@ def claim(fd: int, path: Path) -> None:
     except BlockingIOError as error:
         raise LogError(f"cannot open event log {path}: it is being written already (close that log first)") from error
     except OSError as error:  # a file system without locks: two writers cannot be told apart there
-        structlog.get_logger().warning("event log not locked", path=str(path), error=str(error))
+        log.warning(
+            "event log not locked",
+            path=str(path),
+            error=str(error),
+            what_to_do="see that no second process writes this file: the file system offers no locks",
+        )

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from lifecycle.codec import encode
 from lifecycle.errors import ConfigError, LogError
 from lifecycle.events import EventsLost, Record
+from lifecycle.logger import Logger
 from stores.events.lines import MAX_LINE_BYTES, TornTail, plain
 
 _CHUNK_RECORDS = 512  # encoded and written at once, some 0.5 ms of this thread's work between two breaths
@@ -51,7 +51,7 @@ class WriterEventLog(ABC):
         self.path = path
         self._max = self._limit = max_buffered
         self._close_s = close_s
-        self._log = structlog.get_logger().bind(path=str(path))
+        self._log = Logger(__name__, path=str(path))
         # Of the appending thread:
         self._pending: list[Record] = []
         self._appended = 0  # records and `EventsLost` put into the buffer
@@ -117,7 +117,12 @@ class WriterEventLog(ABC):
         atexit.unregister(self.close)
         self._stuck = self._stuck or self._thread.is_alive()
         if self.lost_events:
-            self._log.error("event log closed with losses", lost_events=self.lost_events, cause=self._trouble)
+            self._log.error(
+                "event log closed with losses",
+                lost_events=self.lost_events,
+                cause=self._trouble,
+                what_to_do="see the cause; what this log says of the time around its last events is not complete",
+            )
 
     # --- for the formats
 
@@ -145,7 +150,12 @@ class WriterEventLog(ABC):
         if self._gap is None:
             self._gap = _Gap(record, f"the buffer of {self._max} records was full")
             if not self._dropped:
-                self._log.error("event log is losing events", first_seq=record.seq, cause=self._trouble or self._gap.cause)
+                self._log.error(
+                    "event log is losing events",
+                    first_seq=record.seq,
+                    cause=self._trouble or self._gap.cause,
+                    what_to_do="make room on the disk, or give the log a faster one; the log says where its gap is",
+                )
         self._gap.cause = self._trouble or self._gap.cause
         self._gap.events += 1
         self._dropped += 1
@@ -189,7 +199,11 @@ class WriterEventLog(ABC):
                 self._finish()
             except LogError as error:
                 self._trouble = plain(error)
-                self._log.error("event log not closed in order", error=self._trouble)
+                self._log.error(
+                    "event log not closed in order",
+                    error=self._trouble,
+                    what_to_do="see the error; the audit says what is missing",
+                )
             with self._progress:
                 self._ended = True
                 self._progress.notify_all()
@@ -225,7 +239,9 @@ class WriterEventLog(ABC):
     def _spoil(self, record: Record, why: str) -> bytes:
         cause = f"{type(record.event).__name__}: {why}"[:300]
         self._spoilt += 1
-        self._log.error("event lost", seq=record.seq, cause=cause)
+        self._log.error(
+            "event lost", seq=record.seq, cause=cause, what_to_do="report it: an event could not be encoded, and was left out"
+        )
         return encode(Record(record.seq, record.at_ns, EventsLost(events=1, first_seq=record.seq, cause=cause)))
 
     def _store(self, lines: list[bytes]) -> bool:
@@ -237,7 +253,11 @@ class WriterEventLog(ABC):
                 self._write(lines)
             except LogError as error:
                 if self._trouble is None:
-                    self._log.error("event log cannot be written, trying on", error=plain(error))
+                    self._log.error(
+                        "event log cannot be written, trying on",
+                        error=plain(error),
+                        what_to_do="make room on the disk or mend it; events are buffered meanwhile",
+                    )
                 self._trouble = plain(error)
                 if last:
                     return False

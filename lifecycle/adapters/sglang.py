@@ -16,6 +16,7 @@ from lifecycle.adapters.sglang_ends import Notes
 from lifecycle.adapters.sglang_pools import Slots, host_pools, layout_of
 from lifecycle.adapters.sglang_recorder import Recorder
 from lifecycle.adapters.sglang_scribe import MOST_WAITING, Behind, Scribe
+from lifecycle.adapters.sglang_served import UNSEEN, Served
 from lifecycle.adapters.sglang_threads import Threads
 from lifecycle.adapters.sglang_told import Teller
 from lifecycle.adapters.sglang_watch import Watch
@@ -69,11 +70,11 @@ class Shadow:
         notes = Notes(tree_cache, controller, self._scribe.facts, sizes, teller, over)
         threads.capture = notes.capture
         watch = Watch(notes, teller, ranks, threads.batched, self._ticked)
-        seen = {**watch.attach(self._hooks, pools), **seen}
+        seen = {**watch.attach(self._hooks, pools), **Served(notes, teller).attach(self._hooks), **seen}
         unseen = [what for what, there in seen.items() if not there]
         if getattr(controller, "has_draft", False):
             unseen.append("draft pages, which ride along and are never waited for")
-        self.unseen = (*unseen, "which request is served which pages")
+        self.unseen = (*unseen, UNSEEN)
 
     def _ticked(self) -> None:
         """See at each of the engine's ticks that what is told keeps up with what is left; the scheduler never waits for it."""

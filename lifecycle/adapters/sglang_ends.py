@@ -118,6 +118,8 @@ class Ends:
                 self._note((self._teller.wanted, _now_ns(), operation))
             if not still or scope.freed:
                 self._end(scope, still)
+        elif scope.kind == "abort":
+            self._note((self._teller.finished, _now_ns(), key))
         if not self._scopes:
             if self._notes.fresh:
                 self._notes.adopt_but(())

@@ -116,6 +116,10 @@ class Slots:
                 self._place[slot] = FREE
         return found
 
+    def residents(self, indices: Sequence[int]) -> list[int | None]:
+        """Return who brought what the tree holds in these slots; None where that was before we came."""
+        return [self._owner[slot] if self._place[slot] == RESIDENT else None for slot in self.of(indices)]
+
 
 def slot_runs(slots: Sequence[int]) -> tuple[Range, ...]:
     """Return consecutive ascending runs of slots, in their order."""

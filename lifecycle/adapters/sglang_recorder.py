@@ -29,6 +29,7 @@ from lifecycle.events import (
     LoadedTaken,
     PagesUnlocked,
     PlanAgreed,
+    PrefixServed,
     RequestFinished,
     RoundDone,
     Settled,
@@ -64,7 +65,8 @@ class Recorder:
         self.reads = Reads(layout, page_size, emit, now_ns, self.resolved, self.close_if_quiet)
         self.by_operation = self.reads.by_operation
         self.by_id: dict[int, Seen] = {}
-        self.attempts: dict[str, int] = {}
+        self.attempts: dict[str, int] = {}  # of requests that are not over
+        self._admitted: set[str] = set()  # of those
 
     # --- issue ---------------------------------------------------------------------------------------------------------
 
@@ -88,6 +90,7 @@ class Recorder:
     def _attempt(self, request: str) -> int:
         attempt = self.attempts.get(request, -1) + 1
         self.attempts[request] = attempt
+        self._admitted.discard(request)
         return attempt
 
     def wanted(self, seen: Seen) -> None:
@@ -249,15 +252,36 @@ class Recorder:
         if seen.published:
             self._emit(PagesUnlocked(seen.id))
 
-    def taken(self, request: str, tokens: int) -> None:
-        """Tell that the scheduler read the loaded tokens of a request: it is admitted, and over for us."""
-        attempt = self.attempts.pop(request, None)
-        if attempt is not None:
-            self._emit(LoadedTaken(request, attempt, tokens))
-            self._emit(RequestFinished(request))
+    # --- requests ------------------------------------------------------------------------------------------------------
 
-    def aborted(self, request: str) -> None:
+    def taken(self, request: str, tokens: int) -> None:
+        """Tell that the scheduler read the loaded tokens of a request: it is admitted. It may ask again."""
+        attempt = self.attempts.get(request)
+        if attempt is not None and request not in self._admitted:
+            self._admitted.add(request)
+            self._emit(LoadedTaken(request, attempt, tokens))
+
+    def served(self, request: str, path: list[tuple[int, list[int] | None]]) -> None:
+        """Tell that a request was served a prefix: pages and host slots (None: no host copy) along its path from the root."""
+        sources: list[tuple[int, int, int]] = []
+        page = 0
+        for pages, indices in path:
+            owners = [None] * pages if indices is None else self._slots[KV].residents(indices)
+            for owner in owners[:pages]:
+                page += 1
+                if owner is None:
+                    continue
+                if sources and sources[-1][1:] == (page - 1, owner):
+                    sources[-1] = (sources[-1][0], page, owner)
+                else:
+                    sources.append((page - 1, page, owner))
+            page += pages - len(owners[:pages])
+        if page:
+            self._emit(PrefixServed(request, self.attempts.get(request, 0), page, tuple(sources)))
+
+    def finished(self, request: str) -> None:
         """Tell that the request is over."""
+        self._admitted.discard(request)
         if self.attempts.pop(request, None) is not None:
             self._emit(RequestFinished(request))
 

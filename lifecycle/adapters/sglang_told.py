@@ -22,6 +22,7 @@ class Teller:
         self._threshold_tokens = threshold_tokens
         self._hits: dict[int, int] = {}  # pages agreed, of operations that wait for their slots
         self.said = recorder.reads.said
+        self.finishes = False  # whether it is seen that a request is finished; else it is over for us once it is admitted
 
     def _seen(self, operation: Any) -> Seen | None:
         seen = self._recorder.by_operation.get(id(operation))
@@ -140,7 +141,7 @@ class Teller:
                 self._recorder.freed(pool, indices)
             self._recorder.close_if_quiet(seen)
         if kind == "abort" and not still:
-            self._recorder.aborted(request_of(key))
+            self._recorder.finished(request_of(key))
 
     def gone(self, operation: Any) -> None:
         """A prefetch was revoked where nobody could look: unlock and tokens are taken for granted."""
@@ -211,4 +212,15 @@ class Teller:
 
     def taken(self, key: Any, tokens: int | None) -> None:
         """The scheduler read the loaded tokens of a request."""
-        self._recorder.taken(request_of(key), int(tokens or 0))
+        request = request_of(key)
+        self._recorder.taken(request, int(tokens or 0))
+        if not self.finishes:
+            self._recorder.finished(request)
+
+    def served(self, request: str, path: list[tuple[int, list[int] | None]]) -> None:
+        """A request was served a prefix: from its end to its start, tokens and host slots of each node."""
+        self._recorder.served(request, [(tokens // self._page, slots) for tokens, slots in reversed(path)])
+
+    def finished(self, key: Any) -> None:
+        """A request is over."""
+        self._recorder.finished(request_of(key))

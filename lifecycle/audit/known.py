@@ -28,6 +28,9 @@ NO_BUDGET = "no_budget"
 UNLOCKED_EARLY = "unlocked_early"
 """What was handed over may be evicted before the prefetch is over."""
 
+SERVED_UNASKED = "served_unasked"
+"""A request that never asked L3 for anything is served pages, too: all of its prompt was in the tree."""
+
 REASON_APART = "reason_apart"
 """Each rank stops for a reason of its own; only what is usable is agreed."""
 
@@ -46,6 +49,8 @@ def known_difference(violation: Violation) -> str | None:
         return WINDOW_LEFT_OUT
     if law is Law.BALANCE and what.endswith("too many are promised"):
         return NO_BUDGET
+    if law is Law.LEGAL and what.startswith("PrefixServed of a request that was never issued"):
+        return SERVED_UNASKED
     if law is Law.QUIESCENCE and "is evicted" in what and "locked until its prefetch is closed" in violation.right:
         return UNLOCKED_EARLY
     if law is Law.RANKS and _REASON.sub("", what) == _REASON.sub("", violation.right.partition(", as on rank")[0]):

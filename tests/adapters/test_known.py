@@ -19,6 +19,8 @@ from lifecycle.audit import Law, Violation
     (Law.RANKS, "Terminated (reason completed)", "Terminated (reason read_failed), as on rank 0 at seq 9", "reason_apart"),
     (Law.RANKS, "Clamped (usable_page 5, reason timeout)", "Clamped (usable_page 6, reason timeout), as on rank 0", None),
     (Law.RANKS, "Closed comes before Issued", "Issued first, as on rank 0", "freed_apart"),
+    (Law.LEGAL, "PrefixServed of a request that was never issued, or is finished", "before RequestFinished", "served_unasked"),
+    (Law.LEGAL, "LoadedTaken of a request that was never issued, or is finished", "before RequestFinished", None),
     (Law.PARTITION, "page 3 of kv is released, which was released before", "each page once", None),
     (Law.QUIESCENCE, "[0:2) of swa is released while a claimed read may write it", "after ReadEnded", None),
 ])  # fmt: skip

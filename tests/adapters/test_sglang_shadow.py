@@ -1,19 +1,27 @@
 """The shadow against calls that SGLang's classes once made: what it tells of them, and that it only looks on."""
 
+import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import structlog
+import torch
 from recorded import RECORDED, Player
 
 from lifecycle.adapters.guard import GuardViolation, guard
 from lifecycle.adapters.known import known_difference
 from lifecycle.adapters.sglang import shadow
+from lifecycle.adapters.sglang_pools import Slots, starts
+from lifecycle.adapters.sglang_recorder import Recorder
+from lifecycle.adapters.sglang_scribe import Behind
+from lifecycle.adapters.sglang_told import Teller
 from lifecycle.audit import verify_log
 from lifecycle.errors import ConfigError
 from lifecycle.events import AnyEvent, Record
+from lifecycle.layout import kv_only
 from stores.events import MemoryEventLog
 
 
@@ -193,3 +201,101 @@ def test_what_cannot_be_seen_is_named() -> None:
     player.controller.storage_backend = None  # type: ignore[attr-defined]
     watch = shadow(player.tree, MemoryEventLog())
     assert "results of sidecar reads, page by page" in watch.unseen
+
+
+def test_the_scheduler_writes_nothing() -> None:
+    """Every record is appended by a thread of the shadow's own, in order, with the time of what happened."""
+    writers = set[int]()
+
+    class Watched(MemoryEventLog):
+        def append(self, record: Record) -> None:
+            writers.add(threading.get_ident())
+            super().append(record)
+
+    player, log = Player(RECORDED["all there"]), Watched()
+    watch = shadow(player.tree, log)
+    writers.clear()
+    player.play()
+    deadline = time.monotonic() + 10
+    while not any(type(each.event).__name__ == "LoadedTaken" for each in log.records()):
+        assert time.monotonic() < deadline, "it never wrote the last fact"
+    assert threading.get_ident() not in writers
+    assert len(writers) == 1
+    watch.detach()
+    records = list(log.records())
+    assert [each.seq for each in records] == list(range(len(records)))
+    assert sorted(each.at_ns for each in records) == [each.at_ns for each in records]
+
+
+def test_a_log_that_takes_nothing_never_stops_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts that wait are bounded: beyond that the shadow is off, and the engine has waited for nothing."""
+    monkeypatch.setattr("lifecycle.adapters.sglang.MOST_WAITING", 3)
+    monkeypatch.setattr("lifecycle.adapters.sglang.CLOSE_S", 0.01)
+    going = threading.Event()
+
+    class Stuck(MemoryEventLog):
+        def append(self, record: Record) -> None:
+            if record.seq:
+                going.wait(30)
+            super().append(record)
+
+    player = Player(RECORDED["all there"])
+    watch = shadow(player.tree, Stuck())
+    player.play()
+    assert not watch.attached
+    assert isinstance(watch.failure, Behind)
+    going.set()
+
+
+def test_what_threads_say_too_early_is_kept() -> None:
+    """A read that begins before its prefetch is told of, or has its plan, is told behind both."""
+    layout, told = kv_only(), list[Any]()
+    recorder = Recorder(layout, {"kv": Slots(SimpleNamespace(page_size=4, size=32))}, 4, 1, 1 << 20, told.append, lambda: 7)
+    teller = Teller(layout, recorder, 4, False, 4)
+    recorder.reads.planned = teller.planned
+    operation = object()
+    teller.said("hit", operation, 3)
+    teller.said("reading", operation, 0, 3)
+    assert told == []
+    teller.issued("r", operation, None, 0, 3, 12, "")
+    assert names(told) == ["Issued", "HitResolved"]
+    teller.said("plan", operation, 3, [0, 4, 8], ())
+    assert names(told) == ["Issued", "HitResolved", "PlanAgreed", "HostReserved"]
+    assert type(told[-1]).__name__ == "TransferStarted"
+
+
+def test_slots_are_copied_where_they_are_seen() -> None:
+    """What becomes of a tensor of indices later does not show in a fact."""
+    indices = torch.arange(8, 24)
+    seen = starts(indices, 4)
+    indices.zero_()
+    assert seen == [8, 12, 16, 20]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_is_served_is_told_with_its_sources(asked: bool) -> None:
+    """The path of a request: pages that a prefetch brought, pages that the engine had before, pages without a host copy."""
+    player, log = Player(RECORDED["all there"]), MemoryEventLog()
+    tree: Any = player.tree
+    tree.cache_unfinished_req = tree.cache_finished_req = lambda req: None
+    watch = shadow(tree, log)
+    player.play()
+    watch.catch_up()
+    (held,) = [r.event for r in log.records() if type(r.event).__name__ == "HostHandedOver"]
+    (slots,) = [r.event.slots for r in log.records() if type(r.event).__name__ == "HostReserved"]
+    (run,) = slots
+    assert held.pages == ((0, 6),)
+    root = SimpleNamespace(parent=None, key=())
+    brought = SimpleNamespace(parent=root, key=range(24), host_value=torch.arange(run[0] * 4, run[1] * 4))
+    on_device = SimpleNamespace(parent=brought, key=range(8), host_value=None)
+    request = SimpleNamespace(rid="r" if asked else "other", last_node=on_device)
+    tree.cache_unfinished_req(request)
+    tree.cache_unfinished_req(request)
+    tree.cache_finished_req(request)
+    watch.detach()
+    events = [r.event for r in log.records()]
+    served = only(events, "PrefixServed")
+    assert (served.end_page, served.sources) == (8, ((0, 6, 1),))
+    finished = [e.request for e in events if type(e).__name__ == "RequestFinished"]
+    assert finished == (["r"] if asked else [])
+    assert watch.failure is None

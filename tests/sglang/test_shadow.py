@@ -24,6 +24,8 @@ from lifecycle.adapters.guard import GuardViolation, guard
 from lifecycle.adapters.known import known_difference
 from lifecycle.adapters.sglang import shadow
 from lifecycle.audit import verify_log
+from lifecycle.audit.cli import main
+from lifecycle.codec import encode
 from stores.events import MemoryEventLog
 
 pytestmark = [pytest.mark.sglang, pytest.mark.filterwarnings("ignore")]
@@ -195,3 +197,43 @@ def test_the_newest_version_is_followed_and_what_is_not_is_named() -> None:
         if name != "where":
             assert (each["said"], each["open"], each["occupied"]) == ([], 0, 0), name
             assert "what each rank brought to the agreement (only what came of it)" in each["unseen"]  # type: ignore[operator]
+
+
+class _Request:
+    """A request of the engine's, as far as its cache looks at it."""
+
+    def __init__(self, rid: str, node: object) -> None:
+        self.rid, self.last_node = rid, node
+
+
+@pytest.mark.parametrize("build", [originals.unified, originals.hiradix])
+def test_what_a_request_is_served_is_told_with_its_sources(build, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    """Two requests are given pages that one prefetch brought; the second one never asked. The blast radius has both."""
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    world, log = build("dsa", {"kv": 40}), MemoryEventLog()
+    world.cache.cache_unfinished_req = world.cache.cache_finished_req = lambda req: None  # the rest of them wants a device
+    watch = shadow(world.cache, log)
+    assert "which request is served which pages" not in watch.unseen
+    good = [True] * 8
+    assert one_prefetch(world, {"kv": good, "indexer": [True] * 5 + [False] * 3}) == 20
+    match = world.cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens_of(1, 8))))
+    for rid in ("r", "s"):
+        for _ in range(2):  # a prompt in two chunks
+            world.cache.cache_unfinished_req(_Request(rid, match.best_match_node))
+        world.cache.cache_finished_req(_Request(rid, match.best_match_node))
+    watch.detach()
+    assert watch.failure is None
+    records = list(log.records())
+    told = [r.event for r in records if type(r.event).__name__ in ("PrefixServed", "RequestFinished", "LoadedTaken")]
+    assert [(type(e).__name__, e.request) for e in told] == [
+        ("LoadedTaken", "r"), ("PrefixServed", "r"), ("RequestFinished", "r"), ("PrefixServed", "s"),
+    ]  # fmt: skip
+    assert [(e.end_page, e.sources) for e in told if type(e).__name__ == "PrefixServed"] == [(5, ((0, 5, 1),))] * 2
+    assert [known_difference(each) for each in verify_log(records)] == ["served_unasked"]
+    (tmp_path / "rank0.jsonl").write_bytes(b"".join(encode(record) + b"\n" for record in records))
+    capsys.readouterr()
+    main(["blast-radius", str(tmp_path), "--prefetch", "1", "--json"])
+    (said,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [hit["request"] for hit in said["hits"]] == ["r", "s"]

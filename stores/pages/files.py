@@ -35,7 +35,7 @@ _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 # Never through a link; never waiting for the other end of a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _BAD_LIMIT = 4096
-_PART_BYTES = 1 << 20  # of a batch: what is worth another thread
+_PART_BYTES = 2 << 20  # of a batch: what is worth another thread
 _YEAR_NS = 365 * 86_400 * 10**9
 _UNREAD = PageResult(0, ReadCode.BAD_RESULT)
 
@@ -45,7 +45,7 @@ class FilePageStore:
 
     Several processes may share a folder. `capacity_bytes` bounds the files of this shard, headers counted, that this
     process wrote or found at start; pages being written come on top. The least recently used make room. With `verify`
-    off, the payload's checksum is neither checked nor returned. Batches of more than 1 MiB are read with up to `helpers`
+    off, the payload's checksum is neither checked nor returned. Batches of more than 2 MiB are read with up to `helpers`
     more threads, by default one for each further core, three at most. Raises `StoreError` if the folder cannot be used.
     """
 

@@ -52,13 +52,16 @@ def test_a_helper_that_hangs_holds_up_only_the_batch_it_is_in() -> None:
     stuck.start()
     assert begun.wait(30)
     done: list[int] = []
-    for _ in range(50):
-        helpers.share(lambda start, stop: done.append(start), PARTS)
+    try:
+        for _ in range(50):
+            helpers.share(lambda start, stop: done.append(start), PARTS)
+        asked, alive = helpers._tasks.qsize(), stuck.is_alive()
+    finally:
+        gate.set()
+        stuck.join()
     assert done == list(range(8)) * 50
-    assert helpers._tasks.qsize() <= 1
-    assert stuck.is_alive()
-    gate.set()
-    stuck.join()
+    assert asked <= 1
+    assert alive
     helpers.close()
 
 

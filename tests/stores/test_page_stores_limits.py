@@ -162,6 +162,7 @@ def test_a_page_of_any_date_is_read(tmp_path: Path, at_ns: int) -> None:
     assert read(store).code is None
     assert store.write("kv", KEYS[1:3], pages("kv", range(1, 3))) == [True, True]
     assert store.stats().keys() == {"temp.swept", "read.ok", "write.ok", "evicted"}
+    assert page_file(tmp_path, key=KEYS[2]).stat().st_mtime < time.time() + 2 * 365 * 86_400
     store.check_integrity()
 
 

@@ -25,6 +25,8 @@ from lifecycle.events import (
     PrefixServed,
     Record,
     RequestFinished,
+    WaitBegan,
+    WaitEnded,
 )  # fmt: skip
 from lifecycle.layout import KV, Layout, Pool
 from lifecycle.ranges import EMPTY, Ranges
@@ -34,6 +36,8 @@ MOST = 1000
 
 MOST_OVERWRITTEN = 1 << 16
 """So many overwritten pages are kept; there are that many only if the whole memory was lost."""
+
+_OF_REQUEST = (Issued, Declined, WaitBegan, WaitEnded, PrefixServed, LoadedTaken, RequestFinished)
 
 Placed = tuple[int, int, Event]
 """Seq, time and event."""
@@ -159,7 +163,7 @@ def _find(found: Evidence, rank: int, records: Iterable[Record], first: bool) ->
             elif type(event) is PrefixServed:
                 found.served.setdefault(rank, []).append((record.seq, event))
                 sources.update(dict.fromkeys(source for _, _, source in event.sources if source))
-            if first and isinstance(event, (Issued, Declined, PrefixServed, LoadedTaken, RequestFinished)):
+            if first and isinstance(event, _OF_REQUEST):
                 found.events.append((record.seq, record.at_ns, event))
     found.own, found.sources = list(own), [id_ for id_ in sources if id_ not in own]
 

@@ -10,7 +10,18 @@ from lifecycle.audit.laws import Violation
 from lifecycle.audit.story import Story
 from lifecycle.audit.words import name, pages
 from lifecycle.coverage import landed_pages
-from lifecycle.events import Clamped, Committed, Declined, Discarded, Issued, Terminated
+from lifecycle.events import (
+    Clamped,
+    Committed,
+    Declined,
+    Discarded,
+    Issued,
+    PrefixServed,
+    RequestFinished,
+    Terminated,
+    WaitBegan,
+    WaitEnded,
+)  # fmt: skip
 from lifecycle.layout import Layout, OutcomeRule
 from lifecycle.ranges import EMPTY, Ranges
 
@@ -65,6 +76,19 @@ class ServedTold(msgspec.Struct, frozen=True):
     sources: tuple[tuple[int, int, int], ...]
 
 
+class WaitTold(msgspec.Struct, frozen=True):
+    """One wait of the request to be tried again, on the first rank. Ticks are those of the coordinator."""
+
+    seq: int
+    attempt: int
+    reason: str
+    tokens: int
+    queries: int
+    from_tick: int
+    to_tick: int | None  # None where it ended otherwise: the request was issued, served or finished, or the log ends
+    end: str | None  # `tried`, or why it is over
+
+
 class BadTold(msgspec.Struct, frozen=True):
     """Pages that were served and are not what they should be."""
 
@@ -99,6 +123,7 @@ class Explanation(msgspec.Struct, frozen=True):
     prefetches: tuple[PrefetchTold, ...]
     sources: tuple[PrefetchTold, ...]  # of other requests
     declined: tuple[tuple[int, str], ...]  # attempt, reason
+    waits: tuple[WaitTold, ...]
     served: tuple[ServedTold, ...]
     bad: tuple[BadTold, ...]
     violations: tuple[ViolationTold, ...]
@@ -127,9 +152,30 @@ def explain(found: Evidence) -> Explanation:
                            late.given_seq))  # fmt: skip
     return Explanation(
         found.run.id, found.run.ranks, found.request, found.verdict, rule_of(found), tuple(own), tuple(sources),
-        tuple(declined), tuple(served), tuple(bad), tuple(map(told, found.violations)), tuple(map(told, found.beside)),
-        tuple(found.unknown),
+        tuple(declined), tuple(_waits(found)), tuple(served), tuple(bad), tuple(map(told, found.violations)),
+        tuple(map(told, found.beside)), tuple(found.unknown),
     )  # fmt: skip
+
+
+def _waits(found: Evidence) -> list[WaitTold]:
+    waits: list[WaitTold] = []
+    goes_on = False  # whether the last one is not over
+    for seq, _, event in found.events:
+        if isinstance(event, WaitBegan):
+            if goes_on and waits[-1].reason == event.reason:  # it waits on, for more room than before
+                waits[-1] = msgspec.structs.replace(waits[-1], tokens=event.tokens)
+                continue
+            goes_on = True
+            reason = event.reason.value
+            waits.append(WaitTold(seq, event.attempt, reason, event.tokens, event.queries, event.tick, None, None))
+        elif isinstance(event, WaitEnded):
+            if goes_on:
+                end = "tried" if event.reason is None else event.reason.value
+                waits[-1] = msgspec.structs.replace(waits[-1], to_tick=event.tick, end=end)
+            goes_on = False
+        elif isinstance(event, (Issued, PrefixServed, RequestFinished)):
+            goes_on = False
+    return waits
 
 
 def told(violation: Violation) -> ViolationTold:

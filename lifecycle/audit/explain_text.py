@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from lifecycle import ranges as r
-from lifecycle.audit.explain import Explanation, PrefetchTold, ViolationTold, headline
+from lifecycle.audit.explain import Explanation, PrefetchTold, ViolationTold, WaitTold, headline
 from lifecycle.audit.tables import Line, table
 from lifecycle.audit.words import count_of, duration, name, pages, plain, some
+from lifecycle.reasons import Reason
 
 MOST = 12
 """So many prefetches, violations and bad pages are printed; `--json` has all."""
@@ -19,6 +20,8 @@ def text(told: Explanation) -> Iterator[Line]:
     yield f"rule      {told.rule}"
     for attempt, reason in told.declined[:MOST]:
         yield f"attempt {attempt} was declined: {reason}"
+    for wait in told.waits[:MOST]:
+        yield _wait(wait)
     for each in told.prefetches[-MOST:]:
         yield from _prefetch(each, "")
     for served in told.served[-MOST:]:
@@ -39,6 +42,13 @@ def text(told: Explanation) -> Iterator[Line]:
         yield f"cannot tell: {plain(unknown)}"
     style = {"garbled": "bold red", "at fault": "bold yellow", "clean": "green"}.get(told.verdict, "cyan")
     yield Text.assemble("verdict   ", (told.verdict.upper(), style), f" - {headline(told)}")
+
+
+def _wait(w: WaitTold) -> str:
+    what = "for room" if w.reason == Reason.RATE_LIMITED else f"to ask L3 again ({w.reason})"
+    asked = f", asked {count_of(w.queries, 'time')} so far" if w.queries else ""
+    until = "" if w.to_tick is None else f" to {w.to_tick}, then {'tried' if w.end == 'tried' else f'over: {w.end}'}"
+    return f"waited    attempt {w.attempt} {what}, {_tokens(w.tokens)}{asked}, from tick {w.from_tick}{until} (seq {w.seq})"
 
 
 def _source(source: int) -> str:

@@ -26,6 +26,8 @@ from lifecycle.events import (
     Terminated,
     TokensReturned,
     TransferStarted,
+    WaitBegan,
+    WaitEnded,
 )  # fmt: skip
 from lifecycle.ranges import EMPTY
 
@@ -42,6 +44,7 @@ class Stats:
         self.outcomes: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.declined: Counter[str] = Counter()
+        self.waited: Counter[str] = Counter()  # how often a request began to wait to be tried again, and how that ended
         self.pages: Counter[str] = Counter()  # asked, hit, planned, published, served, from_prefetch, evicted, adopted
         self.landed: Counter[str] = Counter()  # by pool
         self.failed: Counter[str] = Counter()  # by pool and code
@@ -68,6 +71,10 @@ class Stats:
                 self.occupied = Curve(event.monotonic_ns)
             case Declined():
                 self.declined[event.reason.value] += 1
+            case WaitBegan():
+                self.waited[f"for {event.reason}"] += 1
+            case WaitEnded():
+                self.waited["tried" if event.reason is None else f"over: {event.reason}"] += 1
             case Issued():
                 self.prefetches += 1
                 self.pages["asked"] += event.end_page - event.start_page
@@ -142,6 +149,7 @@ class Stats:
             "outcomes": dict(self.outcomes),
             "reasons": dict(self.reasons),
             "declined": dict(self.declined),
+            "waited": dict(self.waited),
             "pages": dict(self.pages),
             "landed_pages": dict(self.landed),
             "failed_pages": dict(self.failed),
@@ -178,6 +186,10 @@ def text(counted: Stats, title: str) -> Iterator[Line]:
     if counted.declined:
         rows = [[reason, str(n)] for reason, n in counted.declined.most_common()]
         yield table(["declined as", "times"], rows, numbers=("times",))
+        yield ""
+    if counted.waited:
+        rows = [[what, str(n)] for what, n in counted.waited.most_common()]
+        yield table(["waited to be tried again", "times"], rows, numbers=("times",))
         yield ""
     pages, asked = counted.pages, counted.pages["asked"]
     rows = [[what, str(pages[what]), share(pages[what], asked)] for what in ("asked", "hit", "planned", "published")]

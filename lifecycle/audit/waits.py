@@ -83,7 +83,7 @@ def _tick(ledger: Ledger, seq: int, event: WaitBegan | WaitEnded) -> None:
     if event.tick < waits.tick:
         what = f"tick {event.tick} comes after tick {waits.tick}"
         ledger.say(Law.WAITING, what, "ticks in order", (seq,), None, event.request)
-    waits.tick = max(waits.tick, event.tick)
+    waits.tick = event.tick
 
 
 def _began(ledger: Ledger, seq: int, event: WaitBegan) -> None:

@@ -11,6 +11,7 @@ from lifecycle.events import (
     Evicted,
     HostQuarantined,
     ObligationStuck,
+    PageOverwritten,
     QuarantineAgreed,
     ReadFailed,
     ReadLost,
@@ -55,7 +56,7 @@ _DISCARDED = {
 MAY_BE_WRONG: frozenset[type[Event]] = frozenset(
     {
         ReadLost, ReadFailed, Discarded, HostQuarantined, Evicted, QuarantineAgreed, ObligationStuck, Declined, EventsLost,
-        CoordinatorStopped,
+        CoordinatorStopped, PageOverwritten,
     }
 )  # fmt: skip
 """The events that `advice` may have something to say of."""
@@ -81,6 +82,12 @@ def advice(event: Event) -> Advice | None:
         case ObligationStuck():
             return Advice(
                 "obligation stuck", "the port refuses it at every tick; see the error, and that the engine frees nothing itself"
+            )
+        case PageOverwritten(source=source):
+            return Advice(
+                "a resident page was overwritten",
+                "something wrote to it after it had landed: a late write, or the engine's own copy;"
+                f" `prefetch-audit blast-radius --prefetch {source}` names the requests that were served it",
             )
         case Declined(reason=Reason.READERS_LOST):
             return Advice(

@@ -54,6 +54,7 @@ class Families:
         # Prefetches.
         self.outcomes = counter("prefetch_outcomes_total", "Prefetches by outcome and reason.", "outcome", "reason")
         self.in_flight = gauge("prefetches_in_flight", "Prefetches that are not closed, by state.", "state")
+        self.waiting = gauge("prefetch_waiting_requests", "Requests that wait to be tried again, by reason.", "reason")
         self.occupied = gauge("prefetch_occupied_tokens", "Tokens reserved by prefetches in flight.")
         self.limit = gauge("prefetch_limit_tokens", "The most tokens that prefetches in flight may reserve.")
         self.queue_wait = histogram("prefetch_queue_wait_seconds", "From the issue to the first claimed read.", SECONDS)
@@ -68,6 +69,8 @@ class Families:
         self.host = gauge("prefetch_host_pages", "Pages of host memory by pool and use.", "pool", "use")
         self.capacity = gauge("prefetch_host_capacity_pages", "Pages of host memory by pool.", "pool")
         self.quarantined = gauge("prefetch_quarantined_pages", "Pages that all ranks took off a pool's budget.", "pool")
+        self.scrubbed = counter("prefetch_scrubbed_pages_total", "Resident pages that scrubs hashed again.")
+        self.overwritten = counter("prefetch_overwritten_pages_total", "Resident pages that a scrub found changed.", "pool")
         # Rounds.
         self.rounds = counter("prefetch_rounds_total", "Rounds with at least one prefetch in them.")
         self.round = histogram("prefetch_round_seconds", "From the launch of a round to its result.", ROUND_SECONDS)

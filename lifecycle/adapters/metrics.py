@@ -4,6 +4,7 @@ A prefetch's tokens are counted when it ends, all at once, so that hit = used + 
 batches of records. What is kept is bounded by what is in flight.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from lifecycle.adapters.families import REGISTRY, CollectorRegistry, families_of
 from lifecycle.adapters.stories import OUTCOMES, Outcome, Stories, Story, account
 from lifecycle.audit.laws import Law, Violation
 from lifecycle.audit.rank import RankAudit
+from lifecycle.decide import MISSES
 from lifecycle.events import (
     Adopted,
     Committed,
@@ -25,7 +27,9 @@ from lifecycle.events import (
     HostReserved,
     LogOpened,
     ObligationStuck,
+    PageOverwritten,
     PagesLanded,
+    PagesScrubbed,
     PlanAgreed,
     QuarantineAgreed,
     ReadFailed,
@@ -39,6 +43,7 @@ from lifecycle.events import (
 from lifecycle.reasons import Part, Reason
 
 _ENDS = [reason for reason in Reason if reason.code <= Reason.INSERT_DROPPED.code]  # why a prefetch can end
+_WAITS = (Reason.RATE_LIMITED, Reason.TOO_SHORT, *sorted(MISSES))
 _USES = ("held", "resident", "quarantined")
 
 
@@ -106,6 +111,9 @@ class PrometheusObserver:
         for state, count in stories.by_state.items():
             self._show(count, families.in_flight, state.value)
         self._show(stories.occupied_tokens, families.occupied)
+        waiting = Counter(stories.waiting.values())
+        for reason in _WAITS:
+            self._show(waiting[reason], families.waiting, reason.value)
         self._show(len(stories.stuck), families.stuck)
         for (pool, use), pages in self._host.items():
             self._show(pages, families.host, pool, use)
@@ -145,6 +153,7 @@ class PrometheusObserver:
         for pool, pages in event.capacity_pages.items():
             self._of(families.capacity, pool).set(pages)
             self._of(families.quarantined, pool).set(0)
+            self._of(families.overwritten, pool)
             self._host.update({(pool, use): 0 for use in _USES})
 
     def _lost(self, story: None, record: Record) -> None:
@@ -245,6 +254,14 @@ class PrometheusObserver:
             case _:
                 raise AssertionError("no other event moves pages")
 
+    def _scrubbed(self, story: None, record: Record) -> None:
+        event: Any = record.event
+        self._of(self._families.scrubbed).inc(event.checked)
+
+    def _overwritten(self, story: None, record: Record) -> None:
+        event: Any = record.event
+        self._of(self._families.overwritten, event.pool).inc()
+
     def _budget(self, story: None, record: Record) -> None:
         event: Any = record.event
         self._of(self._families.quarantined, event.pool).set(event.pages)
@@ -268,4 +285,6 @@ _COUNT: dict[type[Event], Callable[[PrometheusObserver, Any, Record], None]] = {
         (HostReserved, HostReleased, HostQuarantined, HostHandedOver, Evicted, Adopted), PrometheusObserver._host_moved
     ),
     QuarantineAgreed: PrometheusObserver._budget,
+    PagesScrubbed: PrometheusObserver._scrubbed,
+    PageOverwritten: PrometheusObserver._overwritten,
 }

@@ -33,6 +33,8 @@ from lifecycle.events import (
     Terminated,
     TokensReturned,
     TransferStarted,
+    WaitBegan,
+    WaitEnded,
 )  # fmt: skip
 from lifecycle.layout import KV
 from lifecycle.reasons import Part, Reason
@@ -127,6 +129,7 @@ class Stories:
         self.of: dict[int, Story] = {}
         self.by_state: dict[State, int] = dict.fromkeys(State, 0)
         self.occupied_tokens = 0
+        self.waiting: dict[str, Reason] = {}  # requests that wait to be tried again, and why
         self.stuck: set[tuple[int, str]] = set()  # (prefetch, obligation) that a port has failed too often to discharge
         self.era = 0  # how often everything was forgotten
         self._next_seq = 0
@@ -156,6 +159,10 @@ class Stories:
         take = _TAKE.get(kind)
         if story is not None and take is not None:
             take(self, story, event, record.at_ns)
+        elif kind is WaitBegan:
+            self.waiting[event.request] = event.reason  # type: ignore[union-attr, assignment]
+        elif kind is WaitEnded:
+            self.waiting.pop(event.request, None)  # type: ignore[union-attr]  # its beginning may be lost
         elif kind is ObligationStuck:  # its prefetch may be closed, but for the last lock
             self.stuck.add((event.prefetch, event.obligation))  # type: ignore[union-attr]
         elif self.stuck and kind in _DISCHARGES:
@@ -187,6 +194,7 @@ class Stories:
         self.of.clear()
         self.by_state = dict.fromkeys(State, 0)
         self.occupied_tokens = 0
+        self.waiting.clear()
         self.stuck.clear()
 
     def move(self, story: Story, state: State) -> None:

@@ -12,7 +12,7 @@ from structlog.testing import CapturingLogger
 
 from lifecycle.adapters.logs import LOGGER, StructlogObserver
 from lifecycle.adapters.observe import replay
-from lifecycle.events import Declined, Discarded, EventsLost, Issued, LogOpened, Record
+from lifecycle.events import Declined, Discarded, EventsLost, Issued, LogOpened, PageOverwritten, Record
 from lifecycle.policies import OnShortfall
 from lifecycle.reasons import Reason
 
@@ -163,6 +163,15 @@ def test_declines_are_detail_but_a_rate_limit_is_not() -> None:
     lines = lines_of(opened(), short, limited, *off)[1:]
     assert [line["log_level"] for line in lines] == ["debug", "info", "warning", "debug"]
     assert (lines[1]["request"], lines[1]["occupied_tokens"], lines[1]["limit_tokens"]) == ("b", 7, 8)
+
+
+def test_an_overwritten_page_is_a_warning_that_names_the_way_to_its_readers() -> None:
+    """Which page of which prefetch, and the command that lists the requests that were served it."""
+    _, line = lines_of(opened(), Record(1, 1, PageOverwritten(7, "kv", 3, 9, 11, 12)))
+    assert line["log_level"] == "warning"
+    assert line["event"] == "a resident page was overwritten"
+    assert (line["pool"], line["page"]) == ("kv", 3)
+    assert "blast-radius --prefetch 7" in line["what_to_do"]
 
 
 def test_lost_events_are_a_warning() -> None:

@@ -25,13 +25,15 @@ from lifecycle.events import (
     EventsLost,
     Issued,
     ObligationStuck,
+    PageOverwritten,
+    PagesScrubbed,
     PlanAgreed,
     Record,
     TokensCredited,
 )  # fmt: skip
 from lifecycle.keys import page_keys
 from lifecycle.layout import dsa
-from lifecycle.policies import BestEffort, Policies, Pressure
+from lifecycle.policies import BestEffort, Policies, Pressure, Retry
 from lifecycle.reasons import Reason
 from lifecycle.runtime import Coordinator
 from lifecycle.testing.sim_run import generate, quiet, run
@@ -262,6 +264,31 @@ def test_gauges_follow_what_is_in_flight(rig_of: RigOf) -> None:
     assert value(registry, "prefetch_occupied_tokens") == 0
     assert by(registry, "prefetch_host_pages", "use") == {"resident": 4}
     assert value(registry, "prefetch_host_capacity_pages") == 32
+
+
+def test_waiting_requests_are_shown_by_reason(rig_of: RigOf) -> None:
+    """Who waits for room and who waits to ask again are counted while they wait, and no longer."""
+    rig = rig_of(limit_tokens=8 * PAGE_TOKENS, retry=Retry(every_ticks=50))
+    rig.stores[0].show("kv", "0000", rig.prompt("missed", 4))
+    rig.until_closed(rig.issue("missed", 4))
+    rig.stores[0].hold("kv")
+    rig.issue("first", 8)
+    rig.issue("second", 8)
+    shown = "prefetch_waiting_requests"
+    assert by(of_log(rig.logs[0].records()), shown, "reason") == {"full_miss": 1, "rate_limited": 1}
+    rig.stores[0].open_all()
+    for request in ("missed", "second"):
+        rig.abort(request)
+    assert by(of_log(rig.logs[0].records()), shown, "reason") == {}
+
+
+def test_what_a_scrub_finds_is_counted(rig_of: RigOf) -> None:
+    """Pages hashed again, and by pool those that had changed."""
+    found = [PageOverwritten(1, "kv", 3, 7, 11, 12), PageOverwritten(1, "kv", 4, 8, 13, 14), PagesScrubbed(9, 1, 2)]
+    opened = next(iter(rig_of().logs[0].records()))
+    registry = of_log([opened, *(Record(place, place, event) for place, event in enumerate(found, 1))])
+    assert value(registry, "prefetch_scrubbed_pages_total") == 9
+    assert by(registry, "prefetch_overwritten_pages_total", "pool") == {"kv": 2}
 
 
 def test_times_are_queue_wait_read_and_sync(rig_of: RigOf) -> None:

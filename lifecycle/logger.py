@@ -39,6 +39,7 @@ class Logger:
     def _say(self, level: int, event: str, facts: dict[str, Any], exc_info: BaseException | None) -> None:
         if structlog.is_configured():
             raised = {} if exc_info is None else {"exc_info": exc_info}
-            structlog.get_logger(self._name).log(level, event, **facts, **raised)
+            say = getattr(structlog.get_logger(self._name), logging.getLevelName(level).lower())  # not every wrapper has `log`
+            say(event, **facts, **raised)
         else:
             logging.getLogger(self._name).log(level, "%s", rendered(event, facts), exc_info=exc_info, stacklevel=3)

@@ -63,7 +63,7 @@ class Rank:
         try:
             _check(layout, policies, page_size_tokens, readers)
             _check_absent(layout, self.absent)
-            _check_index(layout, self.index)
+            _check_index(layout, policies, self.index)
             # Slots that an earlier run left quarantined or out are none of this one's, and none of its budget.
             self.capacity_pages = {pool.name: self.memory.free_pages(pool.name) for pool in layout.own}
             self.old_quarantined_pages = {pool.name: self.memory.quarantined_pages(pool.name) for pool in layout.own}
@@ -155,7 +155,13 @@ def _check_absent(layout: Layout, absent: frozenset[str]) -> None:
             raise ConfigError("cannot start a rank without a shard of pool 'kv': all need it (leave it out of `absent`)")
 
 
-def _check_index(layout: Layout, index: PrefixIndex) -> None:
+def _check_index(layout: Layout, policies: Policies, index: PrefixIndex) -> None:
+    spares = getattr(index, "degrade", policies.degrade)
+    if layout.required(spares) != layout.required(policies.degrade):
+        raise ConfigError(
+            f"cannot start with a prefix index of degrade={spares} and shortfall={policies.shortfall.name}: it would"
+            f" {'serve' if spares else 'not find'} a prefix whose rebuildable pools are missing (build both alike)"
+        )
     resident = {pool.name: pages for pool in layout.own if (pages := index.resident_pages(pool.name))}
     if resident:
         held = ", ".join(f"{pages} pages of {pool}" for pool, pages in resident.items())

@@ -3,6 +3,7 @@ absent. Kept as JSON lines, like an event log, under wire names of its own.
 """
 
 import gzip
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -50,6 +51,7 @@ class Seen(msgspec.Struct, frozen=True, tag_field="event", tag="sglang_seen.1", 
 _HEADER = msgspec.json.Decoder(ImportedLog)
 _SEEN = msgspec.json.Decoder(Seen)
 _MARK = b"imported_log.1"
+_UNREAD = (OSError, EOFError, zlib.error)
 
 
 def is_imported(path: str) -> bool:
@@ -57,8 +59,8 @@ def is_imported(path: str) -> bool:
     try:
         with open_read(path) as file:
             return _MARK in file.read(64)
-    except (OSError, EOFError):
-        return False
+    except _UNREAD:
+        return False  # whoever reads it says why it cannot be
 
 
 def write_seen(file: IO[bytes], header: ImportedLog, seen: Iterable[Seen]) -> int:
@@ -76,7 +78,7 @@ def read_header(path: str) -> ImportedLog:
     try:
         with open_read(path) as file:
             return _HEADER.decode(file.readline(MAX_LINE_BYTES))
-    except (OSError, EOFError, msgspec.DecodeError) as error:
+    except (*_UNREAD, msgspec.DecodeError) as error:
         raise LogError(f"cannot read imported log {plain(path)}: line 1: {plain(str(error))}") from error
 
 
@@ -89,7 +91,7 @@ def read_seen(path: str) -> Iterator[Seen]:
             while line := file.readline(MAX_LINE_BYTES):
                 number += 1
                 yield _SEEN.decode(line)
-    except (OSError, EOFError, msgspec.DecodeError) as error:
+    except (*_UNREAD, msgspec.DecodeError) as error:
         raise LogError(f"cannot read imported log {plain(path)}: line {number}: {plain(str(error))}") from error
 
 

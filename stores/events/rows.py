@@ -51,7 +51,7 @@ class RowReader:
                         row = rows[-1][0]
                     if row == before:
                         return
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the driver decodes its own message, which may quote the file
             raise LogError(f"cannot read event log {self._path}: after row {row}: {error}") from error
 
     def _records(self, rows: list[tuple[int, object]]) -> Iterable[Record]:

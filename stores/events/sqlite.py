@@ -56,7 +56,7 @@ class SqliteEventLog(WriterEventLog):
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             self._after: int = connection.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()[0]
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the driver decodes its message, which may quote the file
             if connection is not None:
                 connection.close()
             raise LogError(f"cannot open event log {self.path}: {error} (choose another file)") from error

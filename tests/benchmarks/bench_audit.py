@@ -1,12 +1,16 @@
 """How fast the audit checks a log, and in how much memory: events a second on one core, from the file and from memory.
 
-    python tests/benchmarks/bench_audit.py [--events 1000000] [--ranks 1] [--in-flight 64] [--repeat 3]
+    python tests/benchmarks/bench_audit.py [--events 1000000] [--ranks 1] [--format jsonl] [--in-flight 64] [--repeat 3]
+    python tests/benchmarks/bench_audit.py --events 10000000 --repeat 1     # 1.2 GB in the folder for temporary files
 
-Writes a clean log of prefetches that overlap (`--in-flight` at once; every fifth is short, every eleventh aborted with a
-read out), checks it with `prefetch-audit verify`'s own code, and prints medians and the peak of resident memory.
+Writes clean logs of a tenth of the events and of all of them: made-up prefetches that overlap (`--in-flight` at once; every
+fifth is short, every eleventh aborted with a read out), in the order and with the facts that the coordinator logs. Checks them
+with the code of `prefetch-audit verify`, each in a process of its own, and prints medians and the peak of resident memory.
 """
 
 import argparse
+import gzip
+import os
 import statistics
 import subprocess
 import sys
@@ -14,6 +18,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from lifecycle.audit.verify import violations
@@ -54,7 +59,7 @@ from lifecycle.events import (
 from lifecycle.layout import dsa
 from lifecycle.policies import Policies
 from lifecycle.reasons import Part, ReadCode, Reason
-from stores.events import read_log
+from stores.events import SqliteEventLog, read_log
 
 PAGES, PAGE_TOKENS, KEY = 32, 64, "ab" * 32
 GOAL = 200_000
@@ -154,6 +159,33 @@ def log(events: int, rank: int, ranks: int, in_flight: int) -> Iterator[Record]:
     yield record(CoordinatorStopped(Reason.SHUTDOWN, 0, {"kv": 0}))
 
 
+def write_lines(path: str, records: Iterator[Record], gz: bool = False) -> int:
+    """Write a log as JSON lines; return how many records it has."""
+    count = 0
+    with gzip.open(path, "wb", 1) if gz else Path(path).open("wb") as file:
+        for record in records:
+            file.write(encode(record) + b"\n")
+            count += 1
+    return count
+
+
+def write_rows(path: str, records: Iterator[Record]) -> int:
+    """Write a log into SQLite; return how many records it has."""
+    count = 0
+    log = SqliteEventLog(path)
+    for record in records:
+        log.append(record)
+        count += 1
+        if count % 100_000 == 0:
+            next(iter(log.records()))  # waits until all is written
+    log.close()
+    assert not log.lost_events, "a log with gaps is no clean log"
+    return count
+
+
+WRITERS = {"jsonl": write_lines, "sqlite": write_rows, "jsonl.gz": partial(write_lines, gz=True)}
+
+
 def check(paths: list[str]) -> None:
     """Check the logs of one run once and print seconds, those of this process alone, and the peak of memory in KiB."""
     began, began_cpu = time.perf_counter(), time.process_time()
@@ -174,22 +206,20 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--format", choices=WRITERS, default="jsonl")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--check", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.check:
         check(given.check)
         return
-    print(f"python {sys.version.split()[0]}, {given.ranks} rank(s), {given.in_flight} prefetches in flight")
+    print(f"python {sys.version.split()[0]}, {given.format}, {given.ranks} rank(s), {given.in_flight} prefetches in flight")
     with tempfile.TemporaryDirectory(prefix="bench-audit-") as folder:
         for events in (given.events // 10, given.events):
             paths, written = [], 0
             for rank in range(given.ranks):
-                paths.append(str(Path(folder) / f"{events}-rank{rank}.jsonl"))
-                with Path(paths[-1]).open("wb") as file:
-                    for record in log(events, rank, given.ranks, given.in_flight):
-                        file.write(encode(record) + b"\n")
-                        written += 1
+                paths.append(str(Path(folder) / f"{events}-rank{rank}.{given.format}"))
+                written += WRITERS[given.format](paths[-1], log(events, rank, given.ranks, given.in_flight))
             command = [sys.executable, __file__, "--check", *paths]
             runs = [
                 subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() for _ in range(given.repeat)
@@ -199,8 +229,10 @@ def main() -> None:
             rate = written / cpu
             print(
                 f"{written:>10,} events: {took:6.2f} s, of them {cpu:6.2f} on a core: {rate:>9,.0f} events/s of one core"
-                f" ({rate / GOAL:.2f} of the goal), peak {peak / 1024:.0f} MiB"
+                f" ({rate / GOAL:.2f} of the goal), peak {peak / 1024:.0f} MiB, load {os.getloadavg()[0]:.1f}"
             )
+            for path in paths:
+                Path(path).unlink()
 
 
 if __name__ == "__main__":

@@ -3,15 +3,19 @@
 import errno
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 from page_files import NAMESPACE, file, open_store, page_file, read, resealed, store, temps
 from page_store_contract import KEYS, blanks, page, pages
 
 from lifecycle.keys import EMPTY_NAMESPACE, Namespace
+from lifecycle.layout import preset
 from lifecycle.reasons import ReadCode
 from lifecycle.runtime.ports import PageResult
+from stores.host import TorchHostMemory
 from stores.pages import FilePageStore
 from stores.pages.header import FIELDS, HEADER_BYTES
 
@@ -218,6 +222,38 @@ def test_a_device_error_fails_only_its_page(store: FilePageStore, monkeypatch: p
     results = store.read_into("kv", KEYS[:3], blanks("kv", 3))
     assert [result.code for result in results] == [None, ReadCode.IO_ERROR, None]
     assert store.stats()["read.io_error.EIO"] == 1
+
+
+@pytest.mark.parametrize("helpers", [0, 2])
+def test_pages_are_read_straight_into_their_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helpers: int) -> None:
+    """The kernel is given the address of the slot itself, once a page, and nothing as large as a page is allocated."""
+    nbytes, layout = 1 << 20, preset("kv_only")
+    memory = TorchHostMemory(layout, {"kv": 32}, {"kv": nbytes})
+    store = FilePageStore(tmp_path, {"kv": nbytes}, NAMESPACE, "r0of2", helpers=helpers)
+    slots = memory.allocate({"kv": 8})["kv"][::-1]
+    buffers = memory.buffers("kv", slots)
+    for seed, buffer in enumerate(buffers):
+        buffer[:] = np.random.default_rng(seed).bytes(nbytes)
+    before = [bytes(buffer) for buffer in buffers]
+    assert store.write("kv", KEYS[:8], buffers) == [True] * 8
+    memory.views("kv")[:] = 0
+    preadv, places = os.preadv, []
+
+    def watched_preadv(fd: int, parts: tuple[bytearray | memoryview, ...], at: int) -> int:
+        assert [memoryview(part).nbytes for part in parts] == [HEADER_BYTES, nbytes, 1]
+        places.append(np.frombuffer(parts[1], np.uint8).ctypes.data)
+        return preadv(fd, parts, at)
+
+    monkeypatch.setattr(os, "preadv", watched_preadv)
+    tracemalloc.start()
+    store.read_into("kv", KEYS[:8], buffers)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    first = memory.tensor("kv").data_ptr()
+    assert sorted(places) == sorted(first + int(slot) * nbytes for slot in slots)
+    assert [bytes(buffer) for buffer in buffers] == before
+    assert peak < nbytes / 2
+    store.close()
 
 
 def test_no_descriptor_is_left_open(store: FilePageStore, file: Path) -> None:

@@ -123,8 +123,9 @@ class StructlogObserver:
 
 def _is_enabled(log: Any, level: int) -> bool:
     """Say whether a logger takes a level; True for one that does not say."""
-    ask = getattr(log, "is_enabled_for", None) or getattr(log, "isEnabledFor", None)
-    return True if ask is None else bool(ask(level))
+    kind = type(log)  # a wrapper passes on whatever it does not have itself as a line to log
+    ask = getattr(kind, "is_enabled_for", None) or getattr(kind, "isEnabledFor", None)
+    return True if ask is None else bool(ask(log, level))
 
 
 def _wrapped(logger: logging.Logger) -> Any:

@@ -233,6 +233,25 @@ def test_where_structlog_is_configured_it_is_used() -> None:
     assert [call.method_name for call in capturing.calls] == ["info"]
 
 
+@pytest.mark.parametrize(
+    "wrapper",
+    [structlog.BoundLogger, structlog.stdlib.BoundLogger, structlog.make_filtering_bound_logger(logging.WARNING)],
+    ids=["generic", "stdlib", "filtering"],
+)
+def test_any_wrapper_of_structlogs_will_do(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a wrapper can say which levels it takes or not: detail is left out where it says no, warnings come through."""
+    logger = logging.getLogger("engine.of.its.own")
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    capturing = CapturingLogger()
+    capturing.isEnabledFor = logger.isEnabledFor  # type: ignore[attr-defined]
+    log = structlog.wrap_logger(capturing, wrapper_class=wrapper, processors=[structlog.processors.KeyValueRenderer()])
+    lost = Record(2, 9, EventsLost(3, 1, "a full disk"))
+    replay([opened(), Record(1, 1, Issued(1, "r", 0, 0, 1, "", "", 4)), lost], StructlogObserver(log))
+    said = [call.args[0] for call in capturing.calls]
+    assert sum("event='events lost'" in line for line in said) == 1
+    assert any("issued" in line for line in said) == (wrapper is structlog.BoundLogger)
+
+
 def test_where_nothing_is_configured_logging_is_used(engine: io.StringIO) -> None:
     """structlog's default would print to standard output: the observer does not."""
     assert not structlog.is_configured()

@@ -101,12 +101,13 @@ class Account:
     """What the log said so far of one prefetch. `marks` has the seq of the last event of each type."""
 
     __slots__ = (
-        "_parts", "agreed", "answered", "attempt", "ceiling_page", "closed", "credit", "dropped", "end_page", "failed", "held",
-        "hit_page", "id", "landed", "left_out", "marks", "plan_page", "published", "reason", "request", "reserved",
-        "reserved_tokens", "runs", "same_decision", "start_page", "state", "taken", "usable_page", "withdrawn",
+        "_parts", "agreed", "answered", "attempt", "ceiling_page", "closed", "credit", "dropped", "end_page", "failed",
+        "held", "hit_page", "id", "issued_ns", "landed", "left_out", "lost_required", "marks", "miss", "plan_page",
+        "published", "queued_ns", "reason", "request", "reserved", "reserved_tokens", "runs", "same_decision", "start_page",
+        "state", "taken", "usable_page", "withdrawn",
     )  # fmt: skip
 
-    def __init__(self, event: Issued, seq: int) -> None:
+    def __init__(self, event: Issued, seq: int, issued_ns: int) -> None:
         self.id = event.prefetch
         self.request = event.request
         self.attempt = event.attempt
@@ -130,6 +131,10 @@ class Account:
         self.dropped: tuple[str, ...] = ()
         self.credit: int | None = None  # tokens owed
         self.closed = False
+        self.issued_ns = issued_ns
+        self.queued_ns = 0
+        self.miss: Reason | None = None  # why the hit of this rank is short
+        self.lost_required = False  # whether a lost read must stop it
         self._parts: dict[tuple[str, State], dict[Part | None, Ranges]] = {}
         self.withdrawn = -1  # the record after which claims found at a withdrawal may directly follow
         self.same_decision = False  # whether Synced came with Terminated, so that its rows were sent before the freeze

@@ -47,7 +47,7 @@ def _issued(ledger: Ledger, seq: int, event: Issued) -> None:
     if view is not None and view.attempt == event.attempt:
         fresh.queries, fresh.served = view.queries + 1, view.served
     ledger.requests[event.request] = fresh
-    ledger.accounts[event.prefetch] = Account(event, seq)
+    ledger.accounts[event.prefetch] = Account(event, seq, ledger.now())
 
 
 def _supersede(ledger: Ledger, seq: int, event: Issued, tried: bool) -> None:

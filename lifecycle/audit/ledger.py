@@ -35,8 +35,9 @@ class Ledger:
     Memory: one account per prefetch in flight, one view per request not finished, one byte per host slot touched.
     """
 
-    def __init__(self, terms: Terms, tell: Callable[[Violation], None]) -> None:
+    def __init__(self, terms: Terms, tell: Callable[[Violation], None], now: Callable[[], int]) -> None:
         self.terms = terms
+        self.now = now  # the time of the record that is being checked
         self.layout = terms.layout
         self.own = [pool.name for pool in terms.layout.own]
         self.own_set = frozenset(self.own)

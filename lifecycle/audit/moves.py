@@ -6,6 +6,7 @@ from typing import Any
 from lifecycle.audit.account import Account
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger
+from lifecycle.audit.stops import check_stop
 from lifecycle.events import Event, Synced, Terminated, Wanted
 from lifecycle.layout import AllPages
 from lifecycle.machine import NEXT
@@ -66,6 +67,7 @@ def _terminated(ledger: Ledger, account: Account, seq: int, event: Terminated) -
             if isinstance(pool.coverage, AllPages) and failed and failed[0][0] < account.plan_page:
                 what = f"completed, and page {failed[0][0]} of {pool.name} failed here"
                 ledger.say(Law.OUTCOME, what, f"{Reason.READ_FAILED}", (seq,), account)
+    check_stop(ledger, account, seq, event, planned)
     runs = account.freeze(ledger.layout)
     if event.landed != runs:
         names = [name for name in {**runs, **event.landed} if event.landed.get(name) != runs.get(name)]

@@ -9,6 +9,7 @@ from lifecycle.audit.account import Account, size, without
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.moves import step
+from lifecycle.audit.stops import check_revoked
 from lifecycle.coverage import Outcome
 from lifecycle.events import Clamped, Committed, Discarded, Event, Synced
 from lifecycle.layout import KV, AllPages, OutcomeRule
@@ -128,6 +129,8 @@ def _discarded(ledger: Ledger, account: Account, seq: int, event: Discarded) -> 
         allowed = COMMANDS | REVOKES if before is State.ISSUED else COMMANDS
         if event.reason not in allowed:
             say(f"discarded as {event.reason} while it is {before}", f"one of {', '.join(sorted(allowed))}")
+        elif before is State.ISSUED:
+            check_revoked(ledger, account, seq, event)
         return
     found = _expected(ledger, account)
     if found is None:

@@ -7,6 +7,7 @@ from lifecycle.audit.account import Account
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, text
 from lifecycle.audit.moves import step
+from lifecycle.audit.stops import check_cut, check_hit
 from lifecycle.events import Capped, Event, HitResolved, PlanAgreed
 from lifecycle.policies import Pressure
 from lifecycle.ranges import Range
@@ -23,6 +24,7 @@ def _resolved(ledger: Ledger, account: Account, seq: int, event: HitResolved) ->
         right = f"{account.start_page} to {account.end_page}"
         ledger.say(Law.PLAN, f"a hit up to page {event.hit_page}", right, (seq,), account)
     account.hit_page = event.hit_page
+    check_hit(ledger, account, seq, event)
 
 
 def _planned(ledger: Ledger, account: Account, seq: int, event: PlanAgreed) -> None:
@@ -66,6 +68,8 @@ def _check_lengths(ledger: Ledger, account: Account, seq: int, event: PlanAgreed
     short = event.plan_page < event.hit_page
     if event.cut is not (Reason.HOST_CAPACITY if short else None):
         say(f"the plan is cut by {event.cut}", f"{Reason.HOST_CAPACITY if short else None}")
+    if short:
+        check_cut(ledger, account, seq, event)
     if short and terms.pressure is Pressure.REVOKE:
         say("the plan is shorter than the hit", f"the hit or nothing under {Pressure.REVOKE}")
 

@@ -152,7 +152,7 @@ class RankAudit:
             self._say("the log is opened a second time", "one run in one log", self._header_seq, seq)
             return
         try:
-            self.ledger = Ledger(terms_of(event), self._tell)
+            self.ledger = Ledger(terms_of(event), self._tell, lambda: self._at_ns)
         except BadHeader as error:
             self._say(str(error), "a header that says what was run", seq)
             return

@@ -8,6 +8,7 @@ from lifecycle.audit.account import Account, Held, size
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, is_range, text
 from lifecycle.audit.slots import FREE, HELD
+from lifecycle.audit.stops import note_lost
 from lifecycle.events import (
     Event,
     HostReserved,
@@ -85,6 +86,7 @@ def _claimed(ledger: Ledger, account: Account, seq: int, event: ReadClaimed) -> 
 
 
 def _started(ledger: Ledger, account: Account, seq: int, event: TransferStarted) -> None:
+    account.queued_ns = event.queued_ns
     ledger.once(account, seq, event, Law.LEGAL)
     if account.withdrawn == seq - 1:
         account.withdrawn = seq
@@ -165,6 +167,7 @@ def _lost(ledger: Ledger, account: Account, seq: int, event: ReadLost) -> None:
     held = _unclaim(ledger, account, seq, event)
     if held is not None:
         held.lost = r.union(held.lost, (event.pages,))
+        note_lost(ledger, account, event)
 
 
 def _unclaim(ledger: Ledger, account: Account, seq: int, event: ReadEnded | ReadLost) -> Held | None:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lifecycle.errors import LayoutError, LogError
+from lifecycle.audit.words import plain
+from lifecycle.errors import ConfigError, LayoutError, LogError
 from lifecycle.events import LogOpened
 from lifecycle.layout import Layout
-from lifecycle.policies import OnShortfall, Pressure
+from lifecycle.policies import STOP_POLICIES, OnShortfall, Pressure, Timeout
 
 MOST_SLOTS = 2**31 - 1  # slot numbers are int32
 MOST_POOLS = 64
@@ -44,6 +45,8 @@ class Terms:
     capacity_pages: Mapping[str, int]
     budget_pages: Mapping[str, int]
     retry: RetryTerms | None = None  # nothing is tried again
+    stop: str | None = None  # the stop policy; None where it is not known, as of an engine that is only observed
+    limit: Timeout | None = None  # of that policy
     absent: frozenset[str] = frozenset()  # pools of which the rank has no shard: they land without a read
 
     def shared(self) -> Mapping[str, object]:
@@ -52,7 +55,7 @@ class Terms:
 
 
 _SHARED = ("ranks", "layout", "degrade", "pressure", "threshold_pages", "max_pages", "limit_tokens", "lag_ticks",
-           "page_size_tokens", "budget_pages", "retry")  # fmt: skip
+           "page_size_tokens", "budget_pages", "retry", "stop", "limit")  # fmt: skip
 
 
 def terms_of(opened: LogOpened) -> Terms:
@@ -87,7 +90,7 @@ def terms_of(opened: LogOpened) -> Terms:
         opened.run, opened.rank, opened.ranks, layout, degrade, pressure, _number(policies, "threshold_pages"),
         _number(policies, "max_pages"), _number(policies, "limit_tokens"), _number(policies, "lag_ticks"),
         opened.page_size_tokens, dict(opened.capacity_pages), dict(opened.budget_pages), _retry(policies),
-        frozenset(opened.absent),
+        *_stop(policies), frozenset(opened.absent),
     )  # fmt: skip
 
 
@@ -98,6 +101,22 @@ def _retry(policies: Mapping[str, object]) -> RetryTerms | None:
     if not isinstance(retry, Mapping):
         raise BadHeader(f"cannot check this log: policy retry is {retry!r}")
     return RetryTerms(*(_number(retry, name) for name in ("every_ticks", "max_queries", "max_waiting", "give_up_ticks")))
+
+
+def _stop(policies: Mapping[str, object]) -> tuple[str | None, Timeout | None]:
+    stop = policies.get("stop")
+    name = stop.get("name") if isinstance(stop, Mapping) and "observed" not in policies else None
+    if not isinstance(stop, Mapping) or not isinstance(name, str) or name not in STOP_POLICIES:
+        return None, None
+    if STOP_POLICIES[name] is not Timeout:
+        return name, None
+    numbers = [stop.get(field) for field in ("base_s", "per_ki_token_s", "max_s")]
+    if not all(isinstance(number, (int, float)) and abs(number) < 1e9 for number in numbers):
+        raise BadHeader(f"cannot check this log: policy stop is {plain(repr(dict(stop)))}")
+    try:
+        return name, Timeout(*numbers)  # type: ignore[arg-type]  # numbers, as was just seen
+    except ConfigError as error:
+        raise BadHeader(f"cannot check this log: {error}") from error
 
 
 def _word(policies: Mapping[str, object], name: str) -> str:

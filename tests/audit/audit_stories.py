@@ -54,8 +54,8 @@ class Tape:
         self.events.insert(self.find(kind, nth, **facts) + after, event)  # type: ignore[arg-type]
 
     def records(self) -> list[Record]:
-        """Return the log, numbered without gaps."""
-        return [Record(seq, 1000 + seq, event) for seq, event in enumerate(self.events)]
+        """Return the log, numbered without gaps, a second between records: no limit is too early."""
+        return [Record(seq, seq * 1_000_000_000, event) for seq, event in enumerate(self.events)]
 
 
 def verify(*tapes: Tape) -> list[Violation]:

@@ -621,6 +621,8 @@ def hands_out_a_quarantined_slot(t: Tape) -> None:
             new = {"prefetch": 2, "start_page": 4} if isinstance(event, Issued) else {"prefetch": 2}
             if isinstance(event, Issued):
                 new |= {"request": "s", "reserved_tokens": 16}
+            if isinstance(event, HitResolved):
+                new["leading"] = {"kv": 4}
             if isinstance(event, PlanAgreed):
                 new["reserved"] = {"kv": (4, 8)}
             t.events.append(type(event)(**{f: new.get(f, getattr(event, f)) for f in event.__struct_fields__}))

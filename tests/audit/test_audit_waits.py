@@ -112,7 +112,7 @@ def tells_another_miss(t: Tape) -> None:
 
 @spoilt(Law.WAITING)
 def waits_after_what_is_no_miss(t: Tape) -> None:
-    t.change(Discarded, new={"reason": Reason.HOST_CAPACITY})
+    t.change(Discarded, new={"reason": Reason.ABORTED})
 
 
 @spoilt(Law.WAITING)

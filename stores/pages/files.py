@@ -23,10 +23,10 @@ from lifecycle.errors import ConfigError, IntegrityError, StoreError
 from lifecycle.keys import Namespace
 from lifecycle.reasons import ReadCode
 from lifecycle.runtime.ports import PageResult
+from stores.pages.batches import Batches
 from stores.pages.files_judge import judge
 from stores.pages.folder import ShardFolder, read_whole
 from stores.pages.header import HEADER_BYTES, PageHeader
-from stores.pages.helpers import Helpers, spare_cores
 from stores.pages.ledger import Ledger, PageId
 from stores.pages.requests import check_buffers, check_keys, checked_page_bytes, page_bytes_of
 from stores.pages.tally import Tally
@@ -35,7 +35,6 @@ _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 # Never through a link; never waiting for the other end of a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _BAD_LIMIT = 4096
-_PART_BYTES = 2 << 20  # of a batch: what is worth another thread
 _YEAR_NS = 365 * 86_400 * 10**9
 _UNREAD = PageResult(0, ReadCode.BAD_RESULT)
 
@@ -45,8 +44,8 @@ class FilePageStore:
 
     Several processes may share a folder. `capacity_bytes` bounds the files of this shard, headers counted, that this
     process wrote or found at start; pages being written come on top. The least recently used make room. With `verify`
-    off, the payload's checksum is neither checked nor returned. Batches of more than 2 MiB are read with up to `helpers`
-    more threads, by default one for each further core, three at most. Raises `StoreError` if the folder cannot be used.
+    off, the payload's checksum is neither checked nor returned. Batches of large pages are read with up to `helpers` more
+    threads, by default one for each further core, three at most. Raises `StoreError` if the folder cannot be used.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class FilePageStore:
         self._used_at_ns = 0  # of the page used last: mtimes keep the order of use, whatever the clock does
         self._writing = 0
         self._closed = False
-        self._helpers = Helpers(spare_cores() if helpers is None else helpers)
+        self._batches = Batches(helpers)
         self._tally.add({"temp.swept": self._folder.swept})
         if capacity_bytes is not None:
             self._take_stock()
@@ -98,8 +97,7 @@ class FilePageStore:
         def read(start: int, stop: int) -> None:
             results[start:stop] = self._read_part(pool, keys[start:stop], buffers[start:stop])
 
-        step = max(1, _PART_BYTES // self._page_bytes[pool])
-        self._helpers.share(read, ((start, min(start + step, len(keys))) for start in range(0, len(keys), step)))
+        self._batches.run(read, len(keys), self._page_bytes[pool])
         return results
 
     def _read_part(self, pool: str, keys: Sequence[str], buffers: Sequence[memoryview]) -> list[PageResult]:
@@ -269,7 +267,7 @@ class FilePageStore:
     def close(self) -> None:
         """Refuse what comes after. Calls in flight end on their own; the files stay."""
         self._closed = True
-        self._helpers.close()
+        self._batches.close()
 
     def _take_stock(self) -> None:
         done: Counter[str] = Counter()

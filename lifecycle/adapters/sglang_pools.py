@@ -72,9 +72,15 @@ def _specs(tree: Any) -> list[Any]:
     return [_Spec(each) for each in (extra() if extra is not None else {}).get("extra_pools", ())]
 
 
+FEW = 64
+
+
 def starts(indices: Any, page_size: int) -> list[int]:
     """Return a copy of what a tensor of indices says: the first index of each page."""
-    firsts: list[int] = (indices[::page_size] if page_size > 1 else indices).tolist()
+    if len(indices) <= FEW:  # a slice of a tensor costs more than some numbers too many
+        few: list[int] = indices.tolist()[::page_size]
+        return few
+    firsts: list[int] = indices[::page_size].tolist()
     return firsts
 
 

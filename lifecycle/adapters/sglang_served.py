@@ -33,6 +33,9 @@ class Served:
         around(tree, "init_load_back", first, self._loaded_back)
         keeps = around(tree, "cache_unfinished_req", self._before_keep, self._after_keep)
         ends = around(tree, "cache_finished_req", self._before_keep, self._after_finish)
+        if not (keeps or ends):  # since 0.5.2x: one way to keep, and at the release the lock is gone already
+            keeps = around(tree, "checkpoint", self._before_keep, self._after_keep)
+            ends = around(tree, "on_release", first, self._after_finish)
         self._teller.finishes = ends
         return {"which request is served which pages": keeps and ends}
 

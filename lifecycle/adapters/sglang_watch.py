@@ -141,17 +141,18 @@ class Watch:
     def _after_drain(self, token: object, result: object) -> None:
         notes = self._notes
         notes.scopes.pop()
-        taken: list[Any] = []
-        if self._asked:
-            for operation in self._asked:
+        asked, self._asked = self._asked, ()
+        if asked:
+            for operation in asked:
                 notes.capture(operation)
-                taken.append(operation.host_indices)
-                taken += [each.host_indices for each in getattr(operation, "pool_transfers", None) or ()]
-            self._asked = ()
             self._note((self._teller.hits, _now_ns(), ()))
         if self._silent_revokes:
             self._find_revoked()
         if notes.fresh:
+            taken: list[Any] = []
+            for operation in asked:
+                taken.append(operation.host_indices)
+                taken += [each.host_indices for each in getattr(operation, "pool_transfers", None) or ()]
             notes.adopt_but(taken)
         notes.over()
         self._ticked()

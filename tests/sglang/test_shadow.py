@@ -191,11 +191,15 @@ def test_the_newest_version_is_followed_and_what_is_not_is_named() -> None:
     loaded = {name: each["loaded"] for name, each in found.items() if name != "where"}
     assert loaded == {
         "all there": 8, "kv alone, short": 5, "the indexer ends early": 5, "aborted before its plan": 0, "aborted": 0,
-        "cut short": 8,
+        "cut short": 8, "a window": 8, "a window, short": 0, "a window behind a short kv": 0, "a window, aborted": 0,
+        "a state": 8, "a state, missing": 0, "deepseek v4": 8, "deepseek v4, one rider short": 0,
+        "deepseek v4, one state short": 0,
     }  # fmt: skip
+    assert found["a window"]["used"] == {"kv": 8, "swa": 2}
     for name, each in found.items():
         if name != "where":
-            assert (each["said"], each["open"], each["occupied"]) == ([], 0, 0), name
+            assert (each["said"], each["known"], each["open"], each["occupied"]) == ([], {}, 0, 0), name
+            assert each["served"] == ([[loaded[name], [[0, loaded[name], 1]]]] if loaded[name] else []), name
             assert "what each rank brought to the agreement (only what came of it)" in each["unseen"]  # type: ignore[operator]
 
 

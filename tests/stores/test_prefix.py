@@ -7,6 +7,7 @@ import pytest
 from prefix_prompts import prompt, put
 
 from lifecycle.errors import ConfigError, LayoutError
+from lifecycle.keys import page_keys
 from lifecycle.layout import KV, Layout, deepseek_v4, dsa, kv_only, mamba, swa
 from lifecycle.reasons import Reason
 from lifecycle.runtime.ports import PrefixIndex
@@ -255,3 +256,20 @@ def test_an_offer_of_no_pages_ends_at_the_anchor(build: Build) -> None:
     anchor = put(index, prompt(3))
     assert put(index, prompt(3), under=anchor) == anchor
     assert index.resident_pages(KV) == 3
+
+
+@pytest.mark.parametrize(("start", "shared"), [(0, True), (4, True), (6, False)])
+def test_a_node_keeps_a_prompt_alive_only_where_it_is_most_of_it(start: int, shared: bool) -> None:
+    """Keys are taken in place, without a copy, unless a short tail would hold the keys of the whole prompt."""
+    index = RadixIndex(kv_only())
+    keys = page_keys(range(8 * 4), 4)
+    if start:
+        slots = {"kv": np.arange(start, dtype=np.int32)}
+        index.insert(index.match((), 0).anchor, page_keys(range(start * 4), 4), {"kv": (0, start)}, slots, 1, 0)
+    anchor = index.match(keys, 0).anchor
+    assert anchor.pages == start
+    end = index.insert(anchor, keys, {"kv": (start, 8)}, {"kv": np.arange(start, 8, dtype=np.int32)}, 2, 1)
+    assert (end.node._chain is keys) is shared
+    assert end.node.keys == keys[start:]
+    assert index.match(keys, 2).sources == (((0, start, 1), (start, 8, 2)) if start else ((0, 8, 2),))
+    index.check_integrity()

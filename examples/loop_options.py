@@ -14,13 +14,14 @@ import torch
 from lifecycle.errors import ConfigError, LifecycleError
 from lifecycle.keys import KeyChain, Namespace, page_keys
 from lifecycle.layout import PRESETS, Layout, TrailingPages, preset
-from lifecycle.policies import STOP_POLICIES, Policies, Timeout, stop_policy
+from lifecycle.policies import STOP_POLICIES, Policies, Retry, Timeout, stop_policy
 from loop_trace import Request, TraceError, make_trace, read_trace
 from stores.events import open_event_log
 from stores.pages import open_page_store
 
 MAX_WAITING = 6  # requests whose prefetch is in flight, or done and not yet admitted
 MAX_RUNNING = 6  # requests in the batch
+RETRY = Retry(every_ticks=16, max_queries=4, give_up_ticks=512)
 _MOST_PAGE_BYTES = 1 << 30
 
 
@@ -53,10 +54,12 @@ class Options:
         lag = self.lag
         limit_tokens = max(Policies().limit_tokens, self.page_size)
         if not self.faults:
-            return Policies(stop=stop, limit_tokens=limit_tokens, lag_ticks=lag)
+            return Policies(stop=stop, retry=RETRY, limit_tokens=limit_tokens, lag_ticks=lag)
         if isinstance(stop, Timeout):
             stop = Timeout(base_s=0.25, per_ki_token_s=0.01, max_s=2.0)
-        return Policies(stop=stop, limit_tokens=limit_tokens, lost_read_s=0.6, max_lost_reads=1000, lag_ticks=lag)
+        return Policies(
+            stop=stop, retry=RETRY, limit_tokens=limit_tokens, lost_read_s=0.6, max_lost_reads=1000, lag_ticks=lag
+        )
 
     def device_of(self, rank: int) -> str | None:
         """Return the device that a rank's served pages are copied to, or None to compare them where they lie."""

@@ -32,7 +32,7 @@ from stores.prefix_match import RadixMatch
 TICKS_PER_REQUEST = 4  # arrivals are sped up or slowed down to this mean
 BEST_EFFORT_TICKS = 4  # asking ends a best-effort prefetch, so a request is not asked for before that
 PREFILL_TOKENS_PER_TICK, DECODE_TOKENS_PER_TICK = 8192, 128
-RETRY_TICKS, MAX_RETRIES = 16, 32  # of a prefetch that was declined because too many tokens were in flight
+HOLD_TICKS = 512  # the longest that a request is held back while it waits for room to prefetch
 IDLE_S = 0.0003  # a tick that moved nothing leaves the core to the readers
 DRAIN_S = 30.0  # how long, in idle ticks, the end waits for reads that are out, beyond what makes them lost
 
@@ -46,8 +46,7 @@ class Job:
     upset: Upset | None
     attempt: int = 0
     admit_at: int = 0  # not asked for before this tick
-    retry_at: int | None = None  # declined as rate limited: try again then
-    retries: int = 0
+    hold_until: int = 0  # held back until then, while it waits for room
     match: RadixMatch | None = None  # what it is served from, locked
     done_at: int = 0
 
@@ -130,19 +129,14 @@ class Scheduler:
             self._waiting.append(job)
             self._prefetch(job)
             moved = True
-        for job in self._waiting:
-            if job.retry_at is not None and job.retry_at <= self.clock:
-                self._prefetch(job)
         return moved
 
     def _prefetch(self, job: Job) -> None:
-        """Ask L3 for what L2 does not hold of the prompt."""
+        """Ask L3 for what L2 does not hold of the prompt; the coordinator tries again by itself."""
         match = self._index.match(job.keys, self._coordinator.tick_number)
         answer = self._coordinator.issue(job.id, job.attempt, job.keys, match.anchor)
-        job.retry_at = None
-        if isinstance(answer, Declined) and answer.reason is Reason.RATE_LIMITED and job.retries < MAX_RETRIES:
-            job.retries += 1
-            job.retry_at = self.clock + RETRY_TICKS
+        if isinstance(answer, Declined) and answer.reason is Reason.RATE_LIMITED:
+            job.hold_until = self.clock + HOLD_TICKS
 
     # --- admission -----------------------------------------------------------------------------------------------------
 
@@ -152,7 +146,8 @@ class Scheduler:
         for job in list(self._waiting):
             if len(self._running) == MAX_RUNNING:
                 break
-            if job.retry_at is None and self.clock >= job.admit_at and self._coordinator.ready(job.id):
+            held = self.clock < job.hold_until and self._coordinator.waiting(job.id)
+            if not held and self.clock >= job.admit_at and self._coordinator.ready(job.id):
                 self._waiting.remove(job)
                 self._start(job)
                 moved = True

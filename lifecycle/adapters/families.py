@@ -53,6 +53,7 @@ class Families:
         )
         # Prefetches.
         self.outcomes = counter("prefetch_outcomes_total", "Prefetches by outcome and reason.", "outcome", "reason")
+        self.retries = counter("prefetch_retries_total", "Requests tried again, by the reason they waited for.", "reason")
         self.in_flight = gauge("prefetches_in_flight", "Prefetches that are not closed, by state.", "state")
         self.waiting = gauge("prefetch_waiting_requests", "Requests that wait to be tried again, by reason.", "reason")
         self.occupied = gauge("prefetch_occupied_tokens", "Tokens reserved by prefetches in flight.")

@@ -21,13 +21,14 @@ from lifecycle.events import (
     LogOpened,
     Record,
     Synced,
+    WaitEnded,
 )  # fmt: skip
 from lifecycle.logger import rendered
 from lifecycle.reasons import Reason
 
 LOGGER = "lifecycle.prefetch"
 
-_TOLD = MAY_BE_WRONG | {LogOpened, *OUTCOMES}  # what there may be a line of at info or above
+_TOLD = MAY_BE_WRONG | {LogOpened, WaitEnded, *OUTCOMES}  # what there may be a line of at info or above
 
 
 class StructlogObserver:
@@ -71,6 +72,8 @@ class StructlogObserver:
             self._log.info("coordinator stopped", **fields_of(event))
         elif isinstance(event, Declined) and event.reason is Reason.RATE_LIMITED:
             self._of(story, event).info("prefetch declined", **fields_of(event))
+        elif isinstance(event, WaitEnded) and event.reason is Reason.RATE_LIMITED:
+            self._of(story, event).info("prefetch given up: no room came in time", **fields_of(event))
         elif detailed and not (isinstance(event, Synced) and event.participants < 2):  # one rank agrees with nobody
             self._of(story, event).debug(name_of(event), at_ns=record.at_ns, **fields_of(event))
 

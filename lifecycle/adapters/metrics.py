@@ -4,7 +4,6 @@ A prefetch's tokens are counted when it ends, all at once, so that hit = used + 
 batches of records. What is kept is bounded by what is in flight.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -39,6 +38,7 @@ from lifecycle.events import (
     Synced,
     Terminated,
     TransferStarted,
+    WaitEnded,
 )  # fmt: skip
 from lifecycle.reasons import Part, Reason
 
@@ -111,9 +111,8 @@ class PrometheusObserver:
         for state, count in stories.by_state.items():
             self._show(count, families.in_flight, state.value)
         self._show(stories.occupied_tokens, families.occupied)
-        waiting = Counter(stories.waiting.values())
         for reason in _WAITS:
-            self._show(waiting[reason], families.waiting, reason.value)
+            self._show(stories.by_wait[reason], families.waiting, reason.value)
         self._show(len(stories.stuck), families.stuck)
         for (pool, use), pages in self._host.items():
             self._show(pages, families.host, pool, use)
@@ -173,6 +172,11 @@ class PrometheusObserver:
     def _declined(self, story: None, record: Record) -> None:
         event: Any = record.event
         self._of(self._families.outcomes, "declined", event.reason.value).inc()
+
+    def _tried(self, story: None, record: Record) -> None:
+        reason = self._stories.tried
+        if reason is not None:
+            self._of(self._families.retries, reason.value).inc()
 
     def _planned(self, story: Story | None, record: Record) -> None:
         event: Any = record.event
@@ -272,6 +276,7 @@ _COUNT: dict[type[Event], Callable[[PrometheusObserver, Any, Record], None]] = {
     EventsLost: PrometheusObserver._lost,
     RoundDone: PrometheusObserver._round,
     Declined: PrometheusObserver._declined,
+    WaitEnded: PrometheusObserver._tried,
     PlanAgreed: PrometheusObserver._planned,
     TransferStarted: PrometheusObserver._started,
     Terminated: PrometheusObserver._terminated,

@@ -28,7 +28,9 @@ from lifecycle.events import (
     PagesLanded,
     PagesUnlocked,
     PlanAgreed,
+    PrefixServed,
     Record,
+    RequestFinished,
     Synced,
     Terminated,
     TokensReturned,
@@ -130,6 +132,8 @@ class Stories:
         self.by_state: dict[State, int] = dict.fromkeys(State, 0)
         self.occupied_tokens = 0
         self.waiting: dict[str, Reason] = {}  # requests that wait to be tried again, and why
+        self.by_wait: Counter[Reason] = Counter()
+        self.tried: Reason | None = None  # why the request waited that the last record says is tried now
         self.stuck: set[tuple[int, str]] = set()  # (prefetch, obligation) that a port has failed too often to discharge
         self.era = 0  # how often everything was forgotten
         self._next_seq = 0
@@ -153,16 +157,14 @@ class Stories:
         if record.seq != self._next_seq:
             self._forget()
         self._next_seq = record.seq + 1
+        if kind in _OF_WAITS:
+            self._wait(event)
         if kind is Issued:
             return self._begin(event, record.at_ns)  # type: ignore[arg-type]
         story = self.of.get(getattr(event, "prefetch", -1))
         take = _TAKE.get(kind)
         if story is not None and take is not None:
             take(self, story, event, record.at_ns)
-        elif kind is WaitBegan:
-            self.waiting[event.request] = event.reason  # type: ignore[union-attr, assignment]
-        elif kind is WaitEnded:
-            self.waiting.pop(event.request, None)  # type: ignore[union-attr]  # its beginning may be lost
         elif kind is ObligationStuck:  # its prefetch may be closed, but for the last lock
             self.stuck.add((event.prefetch, event.obligation))  # type: ignore[union-attr]
         elif self.stuck and kind in _DISCHARGES:
@@ -195,7 +197,18 @@ class Stories:
         self.by_state = dict.fromkeys(State, 0)
         self.occupied_tokens = 0
         self.waiting.clear()
+        self.by_wait = Counter(dict.fromkeys(self.by_wait, 0))
         self.stuck.clear()
+
+    def _wait(self, event: Any) -> None:
+        """Take in who begins to wait, and whoever does no longer: tried, given up, begun, served or forgotten."""
+        reason = self.waiting.pop(event.request, None)
+        if reason is not None:
+            self.by_wait[reason] -= 1
+        self.tried = reason if isinstance(event, WaitEnded) and event.reason is None else None
+        if isinstance(event, WaitBegan):
+            self.waiting[event.request] = event.reason
+            self.by_wait[event.reason] += 1
 
     def move(self, story: Story, state: State) -> None:
         """Put a prefetch into a state."""
@@ -247,6 +260,8 @@ def _closed(stories: Stories, story: Story, event: Closed, at_ns: int) -> None:
     stories.by_state[story.state] -= 1
     del stories.of[story.id]
 
+
+_OF_WAITS = frozenset({WaitBegan, WaitEnded, Issued, PrefixServed, RequestFinished})
 
 _STATE_OF: dict[type[Event], State] = {
     Committed: State.COMMITTED,

@@ -1,6 +1,6 @@
 """The shadow that also checks: the laws of the lifecycle, on a live SGLang cache, as things happen.
 
-What SGLang does otherwise by design (see the table in the README) is counted apart, under its name, and never raised.
+What SGLang does otherwise by design (see lifecycle/docs/sglang.md) is counted apart, under its name, and never raised.
 """
 
 from collections import Counter, deque

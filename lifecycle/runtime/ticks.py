@@ -1,21 +1,21 @@
 """The tick: drain what readers answered, agree, move what may move; and the ends of a run, by order or by failure."""
 
-import heapq
 from collections.abc import Iterable
 from typing import NoReturn
 
 from lifecycle.errors import ConfigError, CoordinatorClosed, RankDivergence, SyncFailed
-from lifecycle.events import Closed, CoordinatorStopped
+from lifecycle.events import CoordinatorStopped
 from lifecycle.logger import Logger
 from lifecycle.reasons import Reason
 from lifecycle.rows import Masks, Report, Round
 from lifecycle.runtime.agreement import Exchange
+from lifecycle.runtime.deadlines import Deadlines
+from lifecycle.runtime.ending import close_settled, discard_all
 from lifecycle.runtime.issuing import Issuing
 from lifecycle.runtime.naming import Naming
 from lifecycle.runtime.rank import Rank
-from lifecycle.runtime.transfers import Transfer
 from lifecycle.states import State
-from lifecycle.votes import deadline_ns, report
+from lifecycle.votes import report
 
 log = Logger(__name__)
 
@@ -29,10 +29,10 @@ class Ticks:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self.issuing = Issuing(rank, self.watch)
+        self._deadlines = Deadlines(rank)
+        self.issuing = Issuing(rank, self._deadlines.watch)
         self._fault: Exception | None = None  # an error of this rank's own: its next round is launched as failed
         self._naming = False  # the replicas differ: nothing moves any more, and the exchange that says why is on its way
-        self._deadlines: list[tuple[int, int]] = []
 
     @property
     def fault(self) -> Exception | None:
@@ -216,7 +216,7 @@ class Ticks:
         exchange = rank.agreement.name_divergence(round_.number)
         self._naming = True
         rank.failure = RankDivergence(round_.number, rank.transport.ranks, "the replicas of the ranks differ")
-        self._discard_all(Reason.SYNC_FAILED)
+        discard_all(self._rank, self.issuing, Reason.SYNC_FAILED)
         return exchange
 
     def _consume_second(self, exchange: Masks | Naming) -> None:
@@ -266,12 +266,7 @@ class Ticks:
         """Take this rank's own reports in place of a round: only of what may have something new to say."""
         transfers, agreement, now_ns = self._rank.transfers, self._rank.agreement, self._rank.clock_ns()
         agreement.take_header(transfers.declining, agreement.quarantined_here(), tuple(agreement.fed))
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            _, id_ = heapq.heappop(self._deadlines)
-            due = transfers.of.get(id_)
-            if due is not None and not due.local.shared.terminal:
-                transfers.dirty.add(id_)
-                self.watch(due)
+        self._deadlines.pass_on(now_ns)
         waiting = sorted(transfers.dirty, reverse=True)
         transfers.dirty.clear()
         try:
@@ -284,32 +279,22 @@ class Ticks:
         finally:
             transfers.dirty.update(waiting)  # a port that raised did nothing: they are looked at again at the next tick
 
-    def watch(self, transfer: Transfer) -> None:
-        """Look at the prefetch again when its limit ends. With several ranks its row is looked at anyway."""
-        deadline = deadline_ns(self._rank.policies, transfer.local, transfer.progress)
-        if not self._rank.alone or deadline is None:
-            return
-        if deadline > self._rank.clock_ns():
-            heapq.heappush(self._deadlines, (deadline, transfer.local.shared.id))
-        else:
-            self._rank.transfers.dirty.add(transfer.local.shared.id)
-
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def fail(self, failure: SyncFailed, cause: BaseException | None) -> NoReturn:
         """Publish nothing more, discard everything, tell the scheduler."""
         self._naming = False  # the exchange that says why the ranks differ may be the one that failed
         self._rank.failure = failure
-        self._discard_all(Reason.SYNC_FAILED)
+        discard_all(self._rank, self.issuing, Reason.SYNC_FAILED)
         self._flush()
         raise failure from cause
 
     def _wind_down(self) -> None:
         """After a failure: discharge what can be discharged by now."""
         try:
-            self._discard_all(Reason.SYNC_FAILED)
+            discard_all(self._rank, self.issuing, Reason.SYNC_FAILED)
             self._drain()
-            self._close_settled()
+            close_settled(self._rank)
         except Exception as error:  # the scheduler is told of the failure, not of what came after it; tried at each tick
             log.error(
                 "what is owed after the failure could not be discharged yet; it is tried at each tick",
@@ -318,40 +303,18 @@ class Ticks:
             )
         self._flush()
 
-    def _discard_all(self, reason: Reason) -> None:
-        for prefetch in list(self._rank.book.replica.in_flight.values()):
-            if not prefetch.terminal:
-                try:
-                    self._rank.steps.end(prefetch, reason)
-                except Exception as error:  # one that cannot end must not keep the others, nor hide why all end
-                    log.error(
-                        "a prefetch could not be discarded",
-                        prefetch=prefetch.id,
-                        error=repr(error),
-                        what_to_do="see the error; what it holds is lost to this process until a restart",
-                    )
-        for waiter in list(self._rank.book.replica.waiting):
-            self.issuing.end_wait(waiter.request, reason)
-
-    def _close_settled(self) -> None:
-        rank = self._rank
-        for prefetch in list(rank.book.replica.in_flight.values()):
-            if rank.book.local[prefetch.id].settled:
-                rank.steps.take(prefetch, (Closed(prefetch.id),))
-        rank.agreement.forget_closed()
-
     def close(self, timeout_s: float) -> None:
         """Discard what is in flight, wait up to `timeout_s` for reads that are out, quarantine what they may still write."""
         rank = self._rank
         if rank.closed:
             return
-        self._discard_all(Reason.SHUTDOWN)
+        discard_all(self._rank, self.issuing, Reason.SHUTDOWN)
         rank.readers.close(timeout_s)
         self._drain()
         for transfer in list(rank.transfers.of.values()):
             rank.transfers.give_up(transfer)
             rank.settler.settle(transfer, rank.tick_number)
-        self._close_settled()
+        close_settled(self._rank)
         rank.closed = True
         reason = Reason.SYNC_FAILED if rank.failure else Reason.SHUTDOWN
         rank.append(CoordinatorStopped(reason, rank.book.open_obligations(), dict(rank.book.quarantined_pages)))

@@ -1,4 +1,4 @@
-"""What this library does differently, one shortest case each: the rows of the table in the README."""
+"""What this library does differently, one shortest case each: the rows of the table in lifecycle/docs/sglang.md."""
 
 import warnings
 from dataclasses import replace

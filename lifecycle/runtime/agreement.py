@@ -58,6 +58,7 @@ class Agreement:
         self._last_sent = 0
         self._trailing = layout.has_trailing(policies.degrade)
         self._masked: set[int] = set()  # prefetches in flight whose set was asked for
+        self._read: tuple[int, ...] = ()  # those of the round that was read last, until `forget_closed`
         self.pending: deque[Pending] = deque()
         self.number = 0
         self.agreed_number = 0  # of the last round whose result came
@@ -115,6 +116,7 @@ class Agreement:
 
     def rows(self, round_: Round) -> list[Report]:
         """Return the agreed rows, void or not."""
+        self._read = round_.ids
         return self._codec.read_rows(round_.buffer, len(round_.ids))
 
     def read(self, round_: Round, rows: list[Report], wanted: Masks | None, header: Header) -> list[tuple[Prefetch, Report]]:
@@ -175,6 +177,11 @@ class Agreement:
         return fresh
 
     def forget_closed(self) -> None:
-        """Keep nothing of prefetches that are closed: no round that is still on its way asks for their sets."""
+        """Keep nothing of prefetches that are closed: no round that is still on its way asks for their sets.
+
+        After a round it can only be those of the round; without one, any.
+        """
+        ids, self._read = self._read or tuple(self._masked), ()
         if self._masked:
-            self._masked.intersection_update(self._book.replica.in_flight)
+            in_flight = self._book.replica.in_flight
+            self._masked.difference_update([id_ for id_ in ids if id_ not in in_flight])

@@ -159,7 +159,13 @@ class Bed:
         reduced = np.minimum.reduce([each.buffer for each in rounds.values()])
         for each in rounds.values():
             each.buffer[:] = reduced
-        assert self.everywhere(lambda rank: self.ranks[rank].end_tick(rounds[rank])) is None, "a layout without sets"
+        seconds: dict[int, Any] = {}
+        self.everywhere(lambda rank: seconds.update({rank: self.ranks[rank].end_tick(rounds[rank])}))
+        if seconds[0] is not None:  # the sets of layouts with trailing pools
+            reduced = np.minimum.reduce([each.buffer for each in seconds.values()])
+            for each in seconds.values():
+                each.buffer[:] = reduced
+            self.everywhere(lambda rank: self.ranks[rank].end_exchange(seconds[rank]))
 
     def work(self) -> None:
         """Have the readers answer everything that is not held."""

@@ -125,12 +125,12 @@ def test_a_prefetch_takes_the_same_steps_however_many_are_in_flight(bed_of: Made
     assert found[1] == pytest.approx(found[0], abs=64)  # a bisection of more ids takes a few more
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_tick_allocates_the_same_however_much_is_in_flight(bed_of: Made, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "layout"), [(1, "kv_only"), (2, "kv_only"), (2, "swa")])
+def test_a_tick_allocates_the_same_however_much_is_in_flight(bed_of: Made, ranks: int, layout: str) -> None:
     """The peak of memory inside a tick does not grow with what is in flight."""
 
     def peak(others: int) -> int:
-        bed = bed_of(ranks)
+        bed = bed_of(ranks, layout, max_pages=64)
         bed.hold(others)
         tracemalloc.start()
         try:

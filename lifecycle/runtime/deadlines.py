@@ -3,7 +3,7 @@
 import heapq
 
 from lifecycle.runtime.rank import Rank
-from lifecycle.runtime.transfers import Transfer
+from lifecycle.runtime.transfer import Transfer
 from lifecycle.votes import deadline_ns
 
 

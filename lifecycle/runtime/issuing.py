@@ -14,7 +14,7 @@ from lifecycle.logger import Logger
 from lifecycle.reasons import Reason
 from lifecycle.runtime.ports import Anchor
 from lifecycle.runtime.rank import Rank
-from lifecycle.runtime.transfers import Transfer
+from lifecycle.runtime.transfer import Transfer
 from lifecycle.waiting import Waiter
 
 log = Logger(__name__)

@@ -24,7 +24,7 @@ from lifecycle.logger import Logger
 from lifecycle.ranges import Ranges
 from lifecycle.reasons import Part
 from lifecycle.runtime.ports import HostMemory, PrefixIndex
-from lifecycle.runtime.transfers import Transfer
+from lifecycle.runtime.transfer import Transfer
 from lifecycle.states import State
 
 log = Logger(__name__)

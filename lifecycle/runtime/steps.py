@@ -23,7 +23,8 @@ from lifecycle.rows import Report
 from lifecycle.runtime.ports import HostMemory, PrefixIndex
 from lifecycle.runtime.residency import Residency
 from lifecycle.runtime.settle import Settler
-from lifecycle.runtime.transfers import Transfer, Transfers
+from lifecycle.runtime.transfer import Transfer
+from lifecycle.runtime.transfers import Transfers
 
 log = Logger(__name__)
 

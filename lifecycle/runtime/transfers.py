@@ -21,47 +21,18 @@ from lifecycle.events import (
     ReadLost,
     TransferStarted,
 )  # fmt: skip
-from lifecycle.keys import KeyChain
 from lifecycle.layout import Layout
-from lifecycle.local import UNKNOWN, Local
+from lifecycle.local import UNKNOWN
 from lifecycle.policies import Policies
 from lifecycle.reasons import ReadCode, Reason
 from lifecycle.runtime.jobs import Job, Landing, Note, Part
 from lifecycle.runtime.overdue import Overdue
-from lifecycle.runtime.ports import Anchor, HostMemory, SlotArray
+from lifecycle.runtime.ports import HostMemory
 from lifecycle.runtime.readers import ReaderPool
+from lifecycle.runtime.transfer import Transfer
 from lifecycle.states import State
-from lifecycle.votes import Progress
 
 Emit = Callable[[Event], None]
-
-
-class Transfer:
-    """What the edge holds for one prefetch: keys, anchor, slots and jobs."""
-
-    __slots__ = ("anchor", "end_anchor", "end_locked", "jobs", "keys", "lengths", "local", "progress", "query", "slots")
-
-    def __init__(self, local: Local, keys: KeyChain, anchor: Anchor, issued_ns: int) -> None:
-        self.local = local
-        self.keys = keys
-        self.anchor = anchor
-        self.progress = Progress(issued_ns)
-        self.query: Job | None = None
-        self.lengths: Flags | None = None
-        self.slots: dict[str, tuple[int, SlotArray]] = {}  # own pool -> first reserved page, slots from there
-        self.jobs: list[Job] = []
-        self.end_anchor: Anchor | None = None  # of what was handed over
-        self.end_locked = False
-
-    def slots_of(self, pool: str, lo: int, hi: int) -> SlotArray:
-        """Return the slots of the pages [lo, hi) of an own pool."""
-        first, slots = self.slots[pool]
-        return slots[lo - first : hi - first]
-
-    def slots_of_ranges(self, pool: str, pages: r.Ranges) -> SlotArray:
-        """Return the slots of several page ranges, in page order."""
-        found = [self.slots_of(pool, lo, hi) for lo, hi in pages]
-        return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 class Transfers:

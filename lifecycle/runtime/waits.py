@@ -6,7 +6,7 @@ from typing import NamedTuple
 from lifecycle import ranges as r
 from lifecycle.local import UNKNOWN, Local
 from lifecycle.runtime.jobs import Job
-from lifecycle.runtime.transfers import Transfer
+from lifecycle.runtime.transfer import Transfer
 from lifecycle.states import State
 
 _INDEX = frozenset({"hand over", "lock what was handed over", "anchor", "resident lock"})

@@ -31,8 +31,8 @@ def check_stop(ledger: Ledger, account: Account, seq: int, event: Terminated, pl
     if reason is Reason.BEST_EFFORT:
         if terms.stop != "best_effort":
             say(f"another reason: the stop policy is {terms.stop}")
-        elif Wanted not in account.marks and (terms.ranks == 1 or any(held.claimed for held in account.held.values())):
-            say("only once admission wants the request")
+        elif Wanted not in account.marks and (not planned or terms.ranks == 1 or any(h.claimed for h in account.held.values())):
+            say("only once admission wants the request")  # what has read all of its plan may stop for the others' sake
     elif reason in _LIMITS:
         if terms.limit is None:
             say(f"another reason: the stop policy is {terms.stop}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lifecycle import Timeout
 from lifecycle import events as ev
 from lifecycle.runtime.jobs import Job
 from lifecycle.runtime.overdue import Overdue
@@ -232,3 +233,15 @@ def test_answered_reads_are_not_kept_behind_one_that_hangs() -> None:
     assert list(overdue.since(10)) == [hung]
     assert list(overdue.since(2_000)) == []
     assert len(overdue) == 0
+
+
+def test_limits_are_not_kept_of_what_is_closed(bed_of: Made) -> None:
+    """After hundreds of prefetches that ended long before their limit, a few limits are still known, not hundreds."""
+    bed = bed_of(stop=Timeout(base_s=1_000.0, max_s=1_000.0))
+    bed.hold(10)
+    for number in range(300):
+        bed.issue(f"r{number}", bed.prompt(2))
+        bed.run([f"r{number}"])
+    limits = bed.first._ticks._deadlines._next
+    assert len(limits) <= 65
+    assert {id_ for _, id_ in limits} >= set(bed.first.book.local), "those of what is in flight are kept"

@@ -23,6 +23,7 @@ from lifecycle.errors import ConfigError, IntegrityError, StoreError
 from lifecycle.keys import Namespace
 from lifecycle.reasons import ReadCode
 from lifecycle.runtime.ports import PageResult
+from stores.pages.bad_files import BadFiles
 from stores.pages.batches import Batches
 from stores.pages.files_judge import judge
 from stores.pages.folder import ShardFolder, read_whole
@@ -34,7 +35,7 @@ from stores.pages.tally import Tally
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 # Never through a link; never waiting for the other end of a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-_BAD_LIMIT = 4096
+_AVOID_S = 10.0  # a file that could not be read; one with bad bytes is avoided until it is replaced
 _YEAR_NS = 365 * 86_400 * 10**9
 _UNREAD = PageResult(0, ReadCode.BAD_RESULT)
 
@@ -68,7 +69,7 @@ class FilePageStore:
         self._tally = Tally(f"file:{self._folder.base}")
         self._lock = threading.Lock()  # the ledger, and the files as far as it counts them
         self._ledger = Ledger(capacity_bytes)
-        self._bad: dict[str, tuple[int, int]] = {}  # files found bad, by inode and mtime: not claimed until replaced
+        self._bad = BadFiles()
         self._used_at_ns = 0  # of the page used last: mtimes keep the order of use, whatever the clock does
         self._writing = 0
         self._closed = False
@@ -112,6 +113,7 @@ class FilePageStore:
                 self._found_missing(pool, key)
             except OSError as error:
                 result, cause = PageResult(0, ReadCode.IO_ERROR), f"io_error.{_name(error)}"
+                self._avoid(self._folder.path(pool, key))
             done[f"read.{cause}"] += 1
             if result.code is not None and result.code is not ReadCode.MISSING:
                 self._tally.warn("page_unreadable", cause, path=self._folder.path(pool, key), code=str(result.code))
@@ -129,12 +131,16 @@ class FilePageStore:
             got = read_whole(fd, (header, buffer, tail), HEADER_BYTES + buffer.nbytes)
             result, cause = judge(self._headers[pool], key, header, buffer, got, self._verify)
             if result.code is not None:
-                self._remember_bad(path, os.fstat(fd))
+                self._bad.add(path, os.fstat(fd))
             elif self._ledger.capacity_bytes is not None:
                 self._used(pool, key, fd)
         finally:
             os.close(fd)
         return result, cause
+
+    def _avoid(self, path: str) -> None:
+        with suppress(OSError):  # then it is not claimed anyway
+            self._bad.add(path, os.stat(path, follow_symlinks=False), _AVOID_S)
 
     def _used(self, pool: str, key: str, fd: int) -> None:
         with self._lock:
@@ -164,13 +170,7 @@ class FilePageStore:
             return False
         if found.st_size != size or not stat.S_ISREG(found.st_mode):
             return False
-        return not self._bad or self._bad.get(path) != (found.st_ino, found.st_mtime_ns)
-
-    def _remember_bad(self, path: str, found: os.stat_result) -> None:
-        with self._lock:
-            if len(self._bad) >= _BAD_LIMIT:
-                del self._bad[next(iter(self._bad))]
-            self._bad[path] = (found.st_ino, found.st_mtime_ns)
+        return not self._bad.has(path, found)
 
     # --- writing ---
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from freezegun import freeze_time
 from page_files import NAMESPACE, file, open_store, page_file, read, resealed, store, temps
 from page_store_contract import KEYS, blanks, page, pages
 
@@ -179,6 +180,26 @@ def test_a_page_found_bad_is_not_claimed_until_it_is_replaced(store: FilePageSto
     store.write("kv", KEYS[:1], pages("kv", range(1)))
     assert store.restorable(KEYS[:1], ["kv"])["kv"].tolist() == [True]
     assert read(store).code is None
+
+
+def test_a_page_that_could_not_be_read_is_asked_for_again_after_a_while(
+    store: FilePageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the device is not paid for by every request, nor held against the page for ever."""
+
+    def failing_preadv(fd: int, parts: tuple[bytearray | memoryview, ...], at: int) -> int:
+        raise OSError(errno.EIO, "the disk is on fire")
+
+    with freeze_time("2030-01-01") as clock:
+        with monkeypatch.context() as burning:
+            burning.setattr(os, "preadv", failing_preadv)
+            assert read(store).code is ReadCode.IO_ERROR
+        assert store.restorable(KEYS[:1], ["kv"])["kv"].tolist() == [False]
+        clock.tick(9.9)
+        assert store.restorable(KEYS[:1], ["kv"])["kv"].tolist() == [False]
+        clock.tick(0.2)
+        assert store.restorable(KEYS[:1], ["kv"])["kv"].tolist() == [True]
+        assert read(store).code is None
 
 
 def test_a_page_is_not_there_while_it_is_being_written(

@@ -48,7 +48,9 @@ def test_a_file_that_may_not_be_read_is_an_error_of_its_page(own: Path) -> None:
     results = store.read_into("kv", KEYS[:2], blanks("kv", 2))
     assert [result.code for result in results] == [ReadCode.IO_ERROR, None]
     assert store.stats()["read.io_error.EACCES"] == 1
+    assert store.restorable(KEYS[:2], ["kv"])["kv"].tolist() == [False, True]
     assert store.write("kv", KEYS[:1], pages("kv", range(1))) == [True]  # a new file in its place
+    assert store.restorable(KEYS[:2], ["kv"])["kv"].tolist() == [True, True]
     assert read(store).code is None
 
 

@@ -40,7 +40,7 @@ class Reason(StrEnum):
     # Declined before a prefetch exists.
     DUPLICATE = "duplicate"  # this attempt, or a newer one, was issued before
     TOO_SHORT = "too_short"  # the span is shorter than the threshold
-    RATE_LIMITED = "rate_limited"  # the tokens in flight leave no room under the limit
+    RATE_LIMITED = "rate_limited"  # the tokens in flight leave no room under the limit, or others wait for it
     READERS_LOST = "readers_lost"  # too many reads were lost; readers are no longer replaced
 
     @property

@@ -4,6 +4,7 @@ Part of the replica, so alike on all ranks; counts ticks, never seconds. Who beg
 in `decide.py`.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -35,8 +36,9 @@ class Waiting:
     __slots__ = ("for_room", "to_ask")
 
     def __init__(self) -> None:
-        self.for_room: dict[str, Waiter] = {}
-        self.to_ask: dict[str, Waiter] = {}  # the pause is the same for all, so the first one is due first
+        # Ordered ones, since the first of a plain dict is behind everything that was popped before it.
+        self.for_room: OrderedDict[str, Waiter] = OrderedDict()
+        self.to_ask: OrderedDict[str, Waiter] = OrderedDict()  # the pause is the same for all: the first one is due first
 
     def __len__(self) -> int:
         return len(self.for_room) + len(self.to_ask)

@@ -4,6 +4,8 @@
 
 Without SGLang only ours is measured. What is timed: the scheduler's own work from the last answer to the end, all pages
 read, nothing in the tree before. Medians of many prefetches, the two in turn by blocks so that both see the same machine.
+With `--cold` both sides start from caches that hold nothing of theirs, whatever the pages: hashing and reading a longer
+prompt drives more out of them, which would else show as growth with pages.
 """
 
 import argparse
@@ -115,7 +117,15 @@ class Stepped:
         return 0
 
 
-def ours(pages: int, rounds: int, log: str, folder: Path | None = None) -> Callable[[], float]:
+def chill(elsewhere: NDArray[np.int64] | None) -> None:
+    """Drive everything out of the caches of this core, if asked to."""
+    if elsewhere is not None:
+        elsewhere += 1
+
+
+def ours(
+    pages: int, rounds: int, log: str, folder: Path | None = None, elsewhere: NDArray[np.int64] | None = None
+) -> Callable[[], float]:
     """Return what finalises one fresh prefetch at each call and says how long that took, in microseconds."""
     memory = StubMemory(pages * (rounds + 1))
     readers = Stepped(AllThere(), memory)
@@ -141,6 +151,7 @@ def ours(pages: int, rounds: int, log: str, folder: Path | None = None) -> Calla
         last = [readers.notes.pop()]  # the end of the last read comes later than the rest
         coordinator.tick()
         readers.notes.extend(last)
+        chill(elsewhere)
         start = time.perf_counter_ns()
         coordinator.tick()
         done = coordinator.ready(request)
@@ -153,7 +164,7 @@ def ours(pages: int, rounds: int, log: str, folder: Path | None = None) -> Calla
     return once
 
 
-def theirs(pages: int) -> Callable[[], float]:
+def theirs(pages: int, elsewhere: NDArray[np.int64] | None = None) -> Callable[[], float]:
     """Return the same for SGLang's unified cache."""
     import originals
 
@@ -180,6 +191,7 @@ def theirs(pages: int) -> Callable[[], float]:
         world.controller.step_queries()
         world.drain()
         world.controller.step_reads()
+        chill(elsewhere)
         start = time.perf_counter_ns()
         done = world.cache.check_prefetch_progress(request)
         took = time.perf_counter_ns() - start
@@ -197,6 +209,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--pages", type=int, nargs="*", default=PAGES)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--cold", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)  # a tensor of a prefetch is too small to share out, and the threads would be what is timed
     try:
@@ -205,14 +218,13 @@ def main() -> None:
         version = None
     else:
         version = getattr(sglang, "__version__", "?")
-    print(
-        f"{platform.machine()}, Python {platform.python_version()}, SGLang {version}, rounds {args.rounds}"
-    )
+    print(f"{platform.machine()}, Python {platform.python_version()}, SGLang {version}, rounds {args.rounds}")
     table = {}
+    elsewhere = np.zeros(4 << 20, dtype=np.int64) if args.cold else None  # 32 MiB
     for pages in args.pages:
-        sides = {"ours": ours(pages, 2 * args.rounds + BLOCK, "memory")}
+        sides = {"ours": ours(pages, 2 * args.rounds + BLOCK, "memory", elsewhere=elsewhere)}
         if version is not None:
-            sides["SGLang"] = theirs(pages)
+            sides["SGLang"] = theirs(pages, elsewhere)
         took: dict[str, list[float]] = {name: [] for name in sides}
         gc.collect()
         gc.freeze()  # as a server does once it is up: what was there before is not walked again

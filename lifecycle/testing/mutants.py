@@ -16,7 +16,7 @@ from pathlib import Path
 import lifecycle
 from lifecycle.testing.mutants_effects import EFFECTS
 from lifecycle.testing.mutants_killers import Killers, Trial
-from lifecycle.testing.mutants_plant import FAULTS, Mutant
+from lifecycle.testing.mutants_plant import FAULTS, Mutant, StaleMutant
 from lifecycle.testing.mutants_rounds import ROUNDS
 from lifecycle.testing.mutants_rules import RULES
 from lifecycle.testing.mutants_stores import STORES
@@ -105,12 +105,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         for mutant in chosen:
             print(f"{mutant.name} ({mutant.fault}: {FAULTS[mutant.fault]}; {mutant.file})\n    {mutant.says}")
         return 0
-    for mutant in chosen:
-        mutant.patched(ROOT)
+    if stale := _stale(chosen):
+        print("\n".join(stale), file=sys.stderr)
+        return 2
     if given.check:
         print(f"{len(chosen)} patches fit")
         return 0
     return _run(chosen, Killers(ROOT, None if given.no_tests else given.tests, given.seeds), given.jobs, given.markdown)
+
+
+def _stale(chosen: Sequence[Mutant]) -> list[str]:
+    """Return what is wrong with the mutants that do not fit the code any more."""
+    found = []
+    for mutant in chosen:
+        try:
+            mutant.patched(ROOT)
+        except StaleMutant as error:
+            found.append(str(error))
+    return found
 
 
 def _run(chosen: Sequence[Mutant], killers: Killers, jobs: int, markdown: bool) -> int:

@@ -83,7 +83,8 @@ ROUNDS: tuple[Mutant, ...] = (
         "A rank with an error of its own leaves without a word.",
     ),
     Mutant(
-        "published_after_failure", "E", _TICKS, "self._rank.failure = failure\n        self._discard_all(Reason.SYNC_FAILED)",
+        "published_after_failure", "E", _TICKS,
+        "self._rank.failure = failure\n        discard_all(self._rank, self.issuing, Reason.SYNC_FAILED)",
         "self._rank.failure = failure",
         "After a failed round what was in flight stays where it is.",
     ),
@@ -113,7 +114,8 @@ ROUNDS: tuple[Mutant, ...] = (
     ),
     # --- one rank, time and the end ------------------------------------------------------------------------------------
     Mutant(
-        "limits_go_unwatched", "H", _TICKS, "heapq.heappush(self._deadlines, (deadline, transfer.local.shared.id))", "pass",
+        "limits_go_unwatched", "H", "lifecycle/runtime/deadlines.py",
+        "heapq.heappush(self._next, (deadline, transfer.local.shared.id))", "pass",
         "One rank alone looks at a prefetch only when a reader answers: limits run out unseen.",
     ),
     Mutant(

@@ -131,3 +131,13 @@ def test_the_command_lists_and_checks(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         mutants.main(["--only", "nobody"])
     assert "there is no mutant nobody" in capsys.readouterr().err
+
+
+def test_the_command_names_what_is_stale(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is tried where a patch does not fit: status 2, and every stale one named."""
+    odd = [Mutant(name, "A", MUTANTS[0].file, "no such code", "", "Odd.") for name in ("odd", "odder")]
+    monkeypatch.setattr(mutants, "MUTANTS", (*odd, MUTANTS[0]))
+    assert mutants.main([]) == 2
+    shown = capsys.readouterr().err
+    assert "mutant odd:" in shown
+    assert "mutant odder:" in shown

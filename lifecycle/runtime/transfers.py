@@ -223,7 +223,8 @@ class Transfers:
             self._withdraw(transfer, ceiling)
         progress = transfer.progress
         progress.all_answered = not progress.reserve_failed and all(
-            job.ended or job.lost or job.pages[0] >= ceiling for job in transfer.jobs
+            job.ended or job.lost or job.pages[0] >= ceiling
+            for job in reversed(transfer.jobs)  # the last is answered last, nearly always: one look for each answer
         )
 
     # --- withdrawing and losing ----------------------------------------------------------------------------------------

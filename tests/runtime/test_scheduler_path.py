@@ -78,9 +78,10 @@ def test_a_prefetch_takes_the_same_steps_whatever_its_pages(bed_of: Made, layout
 
 
 def test_a_long_prefetch_takes_steps_by_the_batch(bed_of: Made) -> None:
-    """2,048 pages in 16 batches cost each further batch what a batch costs, which is far less than its pages."""
-    one, two, sixteen = (steps_of_one(bed_of(), pages) for pages in (128, 256, 2_048))
-    assert sixteen - two == pytest.approx(14 * (two - one), rel=0.15)
+    """Each batch more costs the same, also the sixty-fourth, and far less than its pages."""
+    one, two, sixteen, sixty_four = (steps_of_one(bed_of(capacity=17_000), pages) for pages in (128, 256, 2_048, 8_192))
+    assert sixteen - two == pytest.approx(14 * (two - one), rel=0.03)
+    assert sixty_four - two == pytest.approx(62 * (two - one), rel=0.03)
     assert two - one < 128 * 20
 
 

@@ -11,6 +11,7 @@ from lifecycle.audit.slots import NAMES, Offence, PoolSlots
 from lifecycle.audit.terms import Terms
 from lifecycle.audit.waitlist import Waits
 from lifecycle.events import Event, PageOverwritten, TokensReturned
+from lifecycle.layout import AllPages
 from lifecycle.ranges import Range
 
 _REMEMBERED = 1024  # prefetches that are over, remembered for better words only
@@ -43,6 +44,9 @@ class Ledger:
         self.own_set = frozenset(self.own)
         self.groups = {group[0].name: group for group in terms.layout.groups}
         self.required = terms.layout.required(terms.degrade)
+        self.every_page = [
+            pool.name for pool in self.required if isinstance(pool.coverage, AllPages) and pool.name not in terms.absent
+        ]  # required pools of which this rank must have every page
         self.gapped = False
         self.accounts: dict[int, Account] = {}
         self.over: OrderedDict[int, tuple[str, int]] = OrderedDict()  # id -> request, seq of the end; the last few

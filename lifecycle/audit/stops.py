@@ -10,7 +10,7 @@ from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.words import duration
 from lifecycle.events import Discarded, HitResolved, PlanAgreed, ReadLost, Terminated, TransferStarted, Wanted
-from lifecycle.layout import KV, AllPages, OutcomeRule
+from lifecycle.layout import KV, OutcomeRule
 from lifecycle.policies import Pressure
 from lifecycle.ranges import EMPTY
 from lifecycle.reasons import Reason
@@ -73,14 +73,17 @@ def check_hit(ledger: Ledger, account: Account, seq: int, event: HitResolved) ->
     """Hold a hit, and the reason for a short one, to what each pool is said to have."""
     account.miss = event.miss
     terms, kv_pages = ledger.terms, event.leading.get(KV)
-    if terms.stop is None or event.miss is Reason.QUERY_FAILED or kv_pages is None:
-        return
+    if terms.stop is None or event.miss is Reason.QUERY_FAILED or kv_pages is None or not ledger.every_page:
+        return  # not known, or a forged header that has no shard of anything
+
+    every = ledger.every_page
+    hit_pages, least = event.hit_page - account.start_page, max(1, terms.threshold_pages)
+    if event.miss is None and hit_pages >= least and all([event.leading.get(name) == hit_pages for name in every]):
+        return  # nearly always
 
     def say(what: str, right: str) -> None:
         ledger.say(Law.PLAN, what, right, (seq,), account)
 
-    hit_pages, least = event.hit_page - account.start_page, max(1, terms.threshold_pages)
-    every = [pool.name for pool in ledger.required if isinstance(pool.coverage, AllPages) and pool.name not in terms.absent]
     leading = min(event.leading.get(name, 0) for name in every)
     exact = len(every) + len(terms.absent) >= len(ledger.required) and not ledger.layout.has_trailing(terms.degrade)
     if hit_pages > leading or (exact and hit_pages != leading):

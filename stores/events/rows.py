@@ -25,7 +25,7 @@ TABLE = """CREATE TABLE events (
 )"""
 """A database is used only if its table is this one, to the letter, and there are no triggers: no code in it runs."""
 
-_BLOCK_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 13  # as in `lines`
 _PAGE_ROWS = 1000  # rows per query, so that a slow reader does not keep the writer from emptying its WAL
 
 

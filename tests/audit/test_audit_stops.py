@@ -137,6 +137,14 @@ def test_a_hit_that_contradicts_itself(hit: dict[str, object], words: str) -> No
     assert any(law is Law.PLAN and what == words for law, what, _ in said(log)), said(log)
 
 
+def test_a_header_without_a_shard_of_kv() -> None:
+    """A forged header is no way to stop the audit."""
+    log = tape("short")
+    log.change(LogOpened, new={"absent": ("kv", "indexer")})
+    log.change(HitResolved, new={"hit_page": 3})
+    assert verify(log)
+
+
 def missed(rig: Rig, pages: int = 8) -> Tape:
     """Return the log of a prefetch that found nothing in L3."""
     rig.stores[0].show("kv", "0" * pages, rig.prompt("r", pages))

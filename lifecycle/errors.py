@@ -82,11 +82,15 @@ class NotInFlight(IllegalTransition):
 
 
 class ObligationError(LifecycleError):
-    """Raised when something is discharged that is not open: a second release, unlock or return. Nothing changed."""
+    """Raised when something is discharged that is not open: a second release, unlock or return. Nothing changed.
+
+    `prefetch` is 0 where it is nobody's.
+    """
 
     def __init__(self, prefetch: int, what: str, why: str) -> None:
         self.prefetch, self.what, self.why = prefetch, what, why
-        super().__init__(f"cannot {what} for prefetch {prefetch}: {why}")
+        whose = f" for prefetch {prefetch}" if prefetch else ""
+        super().__init__(f"cannot {what}{whose}: {why}")
 
 
 class DuplicateAttempt(LifecycleError):

@@ -32,7 +32,7 @@ class CudaTransport(TorchTransport):
             raise ConfigError(f"cannot build a transport on {device!r}: it is not a device") from error
         count = torch.cuda.device_count()
         if self._device.type != "cuda" or (self._device.index or 0) >= count:
-            raise ConfigError(f"cannot build a transport on {device!r}: this machine has {count} CUDA devices")
+            raise ConfigError(f"cannot build a transport on {device!r}: this machine has {count} CUDA devices (name one)")
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         super().__init__(*groups, timeout_s=timeout_s)
 

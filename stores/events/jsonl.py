@@ -32,7 +32,7 @@ class JsonLinesEventLog(WriterEventLog):
             self._end = self._first = self._recover()
         except OSError as error:
             os.close(self._fd)
-            raise LogError(f"cannot open event log {self.path}: {error.strerror}") from error
+            raise LogError(f"cannot open event log {self.path}: {error.strerror} (use a place that can be written)") from error
         except LogError:
             os.close(self._fd)
             raise

@@ -11,6 +11,7 @@ from lifecycle.errors import (
     LayoutError,
     LifecycleError,
     NotInFlight,
+    ObligationError,
     UnknownPool,
     UnknownRequest,
     WrongAnchor,
@@ -60,6 +61,10 @@ def test_every_message_begins_with_the_operation() -> None:
         (
             NotInFlight(7, "PagesLanded"),
             "cannot apply PagesLanded to prefetch 7: it is not in flight (it was never issued, or is closed)",
+        ),
+        (
+            ObligationError(0, "unlock the anchor at page 4", "it is not locked in this index (unlock once per lock)"),
+            "cannot unlock the anchor at page 4: it is not locked in this index (unlock once per lock)",
         ),
         (UnknownRequest("finish", "r1"), "cannot finish request 'r1': it was never issued, or is finished (issue it first)"),
         (

@@ -122,7 +122,7 @@ def test_two_locks_need_two_unlocks(build: Build) -> None:
     index.unlock(anchor)
     assert (index.evictable_pages(KV), index.lock_count()) == (4, 0)
     digest = index.digest()
-    with pytest.raises(ObligationError, match="cannot unlock the anchor at page 4 for prefetch 0: it is not locked"):
+    with pytest.raises(ObligationError, match="cannot unlock the anchor at page 4: it is not locked"):
         index.unlock(anchor)
     assert (index.evictable_pages(KV), index.lock_count(), index.digest()) == (4, 0, digest)
 

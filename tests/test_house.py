@@ -104,3 +104,12 @@ def test_packages_are_all_listed() -> None:
         for path in (ROOT / top).rglob("__init__.py")
     }
     assert set(listed) == found
+
+
+def test_the_top_level_stays() -> None:
+    """Beside the packages, their tests and the examples lies what a newcomer reads first, and nothing else."""
+    made = {"build", "dist", "__pycache__"}  # not kept: see .gitignore
+    found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".") and not path.name.endswith(".egg-info")} - made
+    assert found == {
+        "CHANGELOG.md", "README.md", "constraints.txt", "examples", "lifecycle", "pyproject.toml", "stores", "tests",
+    }  # fmt: skip

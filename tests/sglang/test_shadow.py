@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from random import Random
@@ -142,6 +143,46 @@ def test_guard_raises_out_of_the_call_that_broke_the_law() -> None:
         world.pools["kv"].free(tail)
     assert watch.counts == {caught.value.violation.law.value: 1}
     assert watch.attached
+
+
+@pytest.mark.parametrize("policy", ["wait_complete", "best_effort", "timeout"])
+def test_with_threads_that_really_run(policy: str) -> None:
+    """Queries and reads on a thread of their own, stops and aborts at any time: the log is lawful, and nothing is open."""
+    world, log, dice, going = originals.unified("dsa", {"kv": 60}), MemoryEventLog(), Random(1), threading.Event()
+    world.cache.prefetch_stop_policy = policy
+    world.cache.prefetch_timeout_base, world.cache.prefetch_timeout_per_page = 0.001, 0.0
+    world.storage.script = Script(10, {"kv": [True] * 9 + [False], "indexer": [True] * 7 + [False] * 3})
+    watch = shadow(world.cache, log)
+
+    def work() -> None:
+        while not going.is_set():
+            world.controller.step_queries()
+            world.controller.step_reads()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    waiting, number = list[str](), 0
+    while number < 60 or waiting:
+        if number < 60 and len(waiting) < 4:
+            number += 1
+            waiting.append(f"r{number}")
+            world.cache.prefetch_from_storage(waiting[-1], world.root, tokens_of(dice.randrange(30), 10), None)
+        world.drain()
+        for request in list(waiting):
+            if dice.random() < 0.02:
+                world.cache.release_aborted_request(request)
+                waiting.remove(request)
+            elif dice.random() < 0.3 and world.cache.check_prefetch_progress(request):
+                world.cache.pop_prefetch_loaded_tokens(request)
+                waiting.remove(request)
+    going.set()
+    thread.join(60)
+    world.controller.step_reads()  # what was stopped before its read is read once all the same
+    world.drain()
+    watch.detach()
+    assert watch.failure is None
+    assert [str(each) for each in verify_log(log.records()) if known_difference(each) is None] == []
+    assert not watch._recorder.by_id
 
 
 def test_two_ranks_leave_logs_that_agree() -> None:

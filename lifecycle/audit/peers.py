@@ -11,7 +11,18 @@ from operator import attrgetter
 
 from lifecycle.audit.laws import Law, Violation
 from lifecycle.audit.rank import RankAudit
-from lifecycle.events import EVENT_TYPES, Closed, CoordinatorStopped, Discarded, Event, Record, Synced, Terminated, WaitEnded
+from lifecycle.events import (
+    EVENT_TYPES,
+    Closed,
+    CoordinatorStopped,
+    Discarded,
+    Event,
+    Record,
+    Synced,
+    Terminated,
+    TransferStarted,
+    WaitEnded,
+)  # fmt: skip
 from lifecycle.reasons import Reason
 
 LOOK_AHEAD = 1024
@@ -164,6 +175,8 @@ class Peers:
                 stream.landed.pop(event.prefetch, None)
         if kind is Synced:
             self._least(streams, record)
+        elif isinstance(record.event, Terminated) and record.event.reason is Reason.TIMEOUT:
+            self._begun(streams, record.seq, record.event)
 
     def _least(self, streams: list[_Stream], record: Record) -> None:
         synced = record.event
@@ -182,6 +195,17 @@ class Peers:
                 what = f"agreed on {name} {agreed}"
                 right = f"{'' if exact else 'at most '}{pages}, the least that any rank landed"
                 self._say(streams[-1].audit.rank, synced, (record.seq,), what, right)
+
+    def _begun(self, streams: list[_Stream], seq: int, event: Terminated) -> None:
+        """Say where the limit of reads ran out and none had begun on any rank."""
+        ledgers = [stream.audit.ledger for stream in streams if stream.audit.ledger is not None]
+        accounts = [ledger.accounts.get(event.prefetch) for ledger in ledgers]
+        known = [account for account in accounts if account is not None]
+        if not known or len(known) != ledgers[0].terms.ranks or ledgers[0].terms.lag_ticks or ledgers[0].terms.stop is None:
+            return
+        if not any(TransferStarted in account.marks for account in known):
+            right = f"{Reason.QUEUE_TIMEOUT}: no rank had begun to read"
+            self._say(streams[-1].audit.rank, event, (seq,), f"terminated as {event.reason}", right)
 
     # --- differences ---------------------------------------------------------------------------------------------------
 

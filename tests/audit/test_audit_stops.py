@@ -105,6 +105,20 @@ def test_reading_is_not_queueing(rig_of: RigOf) -> None:
     assert (Law.OUTCOME, "terminated as timeout", "queue_timeout: its reads had not begun") in said(log)
 
 
+def test_the_limit_of_reads_that_no_rank_had_begun() -> None:
+    """On several ranks one that reads is enough; with none it was the limit of the queue."""
+    tapes = tape("ranked", 0), tape("ranked", 1)
+    for log in tapes:
+        policy(log, stop={"name": "timeout", "base_s": 1.0, "per_ki_token_s": 0.0, "max_s": 1.0})
+        log.change(Terminated, new={"reason": Reason.TIMEOUT}, prefetch=1)
+    tapes[0].drop(TransferStarted, prefetch=1)
+    assert not any(each.what == "terminated as timeout" for each in verify(*tapes))
+    tapes[1].drop(TransferStarted, prefetch=1)
+    assert [(each.law, each.what, each.right) for each in verify(*tapes)] == [
+        (Law.RANKS, "terminated as timeout", "queue_timeout: no rank had begun to read")
+    ]
+
+
 def test_a_lost_read_that_stops_nothing() -> None:
     """The loss of a required page is the reason, whatever else there is."""
     log = tape("lost")

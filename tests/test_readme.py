@@ -93,6 +93,13 @@ def test_the_command_prints_a_part_or_says_which_there_are(capsys: pytest.Captur
     assert "there are states, meanings, flow, emitters" in capsys.readouterr().err
 
 
+def test_every_verb_of_the_face_is_explained() -> None:
+    """Whatever the coordinator offers is written about, beside the diagram that is printed from it."""
+    text = re.sub(r"```mermaid.*?```", "", "".join(PAGES.values()), flags=re.DOTALL)
+    face = [name for name in vars(lifecycle.runtime.Coordinator) if not name.startswith("_")]
+    assert [name for name in face if not re.search(rf"`{name}\b|\b{name}\(|\.{name}\b", text)] == []
+
+
 def test_every_policy_is_explained_with_its_default() -> None:
     """The table of policies has a row for each field, with the default where that is a number."""
     rows = re.findall(

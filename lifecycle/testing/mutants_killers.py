@@ -22,6 +22,7 @@ from lifecycle.testing.mutants_plant import Mutant, copy_library, plant
 PATIENCE_S = 900.0
 """How long one killer may take on a busy machine; what then goes on counts as killed: it has no end."""
 
+_FOUND = "tests/testing/test_mutants_found.py"
 _RULES = (
     "tests/runtime/test_public_faults.py",
     "tests/runtime/test_public_faults_more.py",
@@ -29,17 +30,20 @@ _RULES = (
     "tests/core",
     "tests/runtime",
     "tests/testing/test_simulate_found.py",
+    _FOUND,
 )
 _ROUNDS = (
+    _FOUND,
+    "tests/runtime/test_rounds_by_hand.py",
     "tests/runtime/test_ranks.py",
     "tests/sync/test_sync_words.py",
     "tests/sync/test_sync_divergence.py",
     "tests/sync/test_sync_failure.py",
 )
 _PAGES = ("tests/stores/test_page_stores.py", "tests/stores/test_page_stores_files.py")
-_PREFIX = ("tests/stores/test_prefix.py", "tests/stores/test_prefix_evict.py")
-_TRIES = ("tests/runtime/test_port_failures.py",)
-_WAITS = ("tests/runtime/test_retry.py", "tests/runtime/test_attempts.py")
+_PREFIX = ("tests/stores/test_prefix_covered.py", "tests/stores/test_prefix.py", "tests/stores/test_prefix_evict.py")
+_TRIES = (_FOUND, "tests/runtime/test_port_failures.py",)
+_WAITS = (_FOUND, "tests/runtime/test_retry.py", "tests/runtime/test_attempts.py")
 NEAR: dict[str, tuple[str, ...]] = {
     "lifecycle/coverage.py": ("tests/core/test_coverage.py", "tests/runtime/test_plans.py"),
     "lifecycle/decide.py": ("tests/lifecycle/test_votes.py", "tests/runtime/test_plans.py", *_WAITS),
@@ -60,8 +64,8 @@ NEAR: dict[str, tuple[str, ...]] = {
     "lifecycle/runtime/issuing.py": _WAITS,
     "lifecycle/runtime/naming.py": ("tests/sync/test_sync_divergence.py",),
     "lifecycle/runtime/opening.py": ("tests/sync/test_sync_opening.py",),
-    "lifecycle/runtime/readers.py": ("tests/runtime/test_time.py",),
-    "lifecycle/runtime/residency.py": ("tests/runtime/test_edges.py",),
+    "lifecycle/runtime/readers.py": ("tests/runtime/test_read_queue.py", "tests/runtime/test_time.py"),
+    "lifecycle/runtime/residency.py": ("tests/runtime/test_plans.py", "tests/runtime/test_edges.py"),
     "lifecycle/runtime/settle.py": _TRIES,
     "lifecycle/runtime/steps.py": (*_TRIES, "tests/runtime/test_ranks.py"),
     "lifecycle/runtime/ticks.py": _ROUNDS,

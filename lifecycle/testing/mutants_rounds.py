@@ -55,8 +55,8 @@ ROUNDS: tuple[Mutant, ...] = (
         "With more prefetches than rows, the last ones starve.",
     ),
     Mutant(
-        "set_of_the_first_alone", "G", _AGREEMENT, "][: self._policies.mask_capacity]", "][:1]",
-        "Of several prefetches that wait for their sets, only one is asked for.",
+        "one_set_too_many", "G", _AGREEMENT, "][: self._policies.mask_capacity]", "][: self._policies.mask_capacity + 1]",
+        "More sets are asked for than the exchange has room for.",
     ),
     Mutant(
         "own_plan_without_the_set", "G", _TICKS, "ranks, round_.number, sets_apart=True)",
@@ -68,9 +68,9 @@ ROUNDS: tuple[Mutant, ...] = (
         "A rank says nothing about what it can restore: the MIN takes it for everything.",
     ),
     Mutant(
-        "consumed_as_it_comes", "G", _TICKS, "rank.agreement.launch(exchange, rank.tick_number + rank.policies.lag_ticks)",
-        "rank.agreement.launch(exchange, rank.tick_number + max(0, rank.policies.lag_ticks - 1))",
-        "A round is consumed before the tick at which every rank has it.",
+        "consumed_as_it_comes", "G", _TICKS, "while pending and pending[0].due <= rank.tick_number:",
+        "while pending and (pending[0].due <= rank.tick_number or rank.transport.rank == 0):",
+        "One rank takes a round as soon as it is there, the others at the tick that was agreed.",
     ),
     Mutant(
         "failure_of_the_others", "G", _TICKS, "if header.failed:", "if header.failed and self._fault:",

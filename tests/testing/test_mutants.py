@@ -141,3 +141,10 @@ def test_the_command_names_what_is_stale(monkeypatch: pytest.MonkeyPatch, capsys
     shown = capsys.readouterr().err
     assert "mutant odd:" in shown
     assert "mutant odder:" in shown
+
+
+def test_the_table_has_a_line_for_every_mutant() -> None:
+    """The page beside the tests names each mutant once, with its class and its file."""
+    page = (Path(__file__).parent / "MUTANTS.md").read_text()
+    lines = [line.split(" | ")[:3] for line in page.splitlines() if line.startswith("| `")]
+    assert lines == [[f"| `{mutant.name}`", mutant.fault, f"`{mutant.file}`"] for mutant in MUTANTS]

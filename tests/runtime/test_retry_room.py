@@ -91,6 +91,23 @@ def test_who_asks_again_does_not_overtake_either(rig_of: RigOf) -> None:
     check(rig)
 
 
+def test_the_line_goes_before_who_asks_again_at_the_same_tick(rig_of: RigOf) -> None:
+    """Both are due and fit: the one in line begins, and then the other, without being told to wait behind it."""
+    rig = rig_of(limit_tokens=16 * PAGE_TOKENS, retry=RETRY)
+    ask_in_vain(rig, "m")
+    due_tick = rig.ranks[0].snapshot()["waiting"][0]["due_tick"]
+    rig.stores[0].hold("")
+    for request in "acb":
+        rig.issue(request)
+    rig.until(lambda: rig.ranks[0].tick_number == due_tick - 1, patience=EVERY)
+    rig.abort("a")
+    rig.abort("c")
+    rig.tick()
+    assert [e.request for e in rig.events(ev.Issued)][-2:] == ["b", "m"]
+    assert story(rig, "m") == ["issued 0", "waits full_miss", "tried", "issued 0"]
+    check(rig)
+
+
 def test_issued_once_more_it_keeps_its_place(rig_of: RigOf) -> None:
     """The same attempt, issued while it waits in line, is decided anew and stands where it stood."""
     rig = full(rig_of)
@@ -103,6 +120,17 @@ def test_issued_once_more_it_keeps_its_place(rig_of: RigOf) -> None:
     assert isinstance(rig.issue("c"), ev.Declined)  # b is first
     assert isinstance(rig.issue("b", 6), int)
     assert [w[0] for w in waiters(rig)] == ["c"]
+    check(rig)
+
+
+def test_issued_once_more_with_another_prompt_it_is_tried_with_that(rig_of: RigOf) -> None:
+    """What is prefetched in the end is the prompt that was given last, also where it is as long."""
+    rig = full(rig_of)
+    rig.issue("b")
+    rig.issue("b", prompt="another")
+    rig.abort("a")
+    rig.tick()
+    assert rig.events(ev.Issued)[-1].last_key == rig.prompts["another"][7]
     check(rig)
 
 

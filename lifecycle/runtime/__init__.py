@@ -2,6 +2,7 @@
 
 from lifecycle.runtime.coordinator import Coordinator
 from lifecycle.runtime.ports import EventLog, HostMemory, PageResult, PageStore, PrefixIndex
+from lifecycle.runtime.sockets import HostTransport
 from lifecycle.runtime.transport import Alone, TorchTransport, Transport
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "Coordinator",
     "EventLog",
     "HostMemory",
+    "HostTransport",
     "PageResult",
     "PageStore",
     "PrefixIndex",

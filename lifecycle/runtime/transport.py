@@ -101,6 +101,11 @@ class TorchTransport:
                 f" exchange (give every rank its groups in the same order): {error}"
             ) from error
 
+    @property
+    def own_group(self) -> "dist.ProcessGroup":
+        """The Gloo group that the first group's exchanges run over."""
+        return self._groups[0]
+
     def _own(self, group: "dist.ProcessGroup | None") -> "dist.ProcessGroup":
         """Return a Gloo group of the same ranks that nobody else uses."""
         import torch.distributed as dist

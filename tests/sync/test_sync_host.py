@@ -1,0 +1,154 @@
+"""Ranks of one host over Unix sockets: the same results as over Gloo, and the same ends when a rank is gone or silent."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lifecycle.errors import ConfigError, SyncFailed
+from lifecycle.policies import Policies, WaitComplete
+from lifecycle.runtime.sockets import MOST_UNDER_WAY_BYTES, HostTransport
+from tests.sync.harness import World, run_ranks
+from tests.sync.part import Part, prompt
+
+
+def reduced(world: World, dtype: str) -> list[Any]:
+    """Reduce buffers of several sizes, some of them too large for the sockets."""
+    transport, out = HostTransport(timeout_s=10.0), list[Any]()
+    for turn, size in enumerate((1, 7, 600, MOST_UNDER_WAY_BYTES, 600)):
+        buffer = np.random.default_rng(100 * turn + world.rank).integers(0, 250, size).astype(dtype)
+        every = [np.random.default_rng(100 * turn + rank).integers(0, 250, size).astype(dtype) for rank in range(world.ranks)]
+        transport.launch(buffer)()
+        out.append(bool((buffer == np.minimum.reduce(every)).all()))
+    transport.close()
+    return [*out, transport.rank, transport.ranks]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_minimum_is_in_place_on_every_rank(ranks: int, dtype: str) -> None:
+    """Whatever the size: what lies in the sockets, and what goes over Gloo."""
+    assert run_ranks(ranks, reduced, dtype) == [[True] * 5 + [rank, ranks] for rank in range(ranks)]
+
+
+def several_under_way(world: World) -> list[list[int]]:
+    """Launch ahead, never wait for the first, and wait for the others in turn."""
+    transport = HostTransport(timeout_s=10.0)
+    buffers = [np.array([10 * turn + world.rank, 10 * turn - world.rank], dtype=np.int32) for turn in range(4)]
+    waits = [transport.launch(buffer) for buffer in buffers]
+    for wait in waits[1:]:
+        wait()
+    transport.close()
+    return [buffer.tolist() for buffer in buffers[1:]]
+
+
+def test_an_exchange_that_nobody_waits_for_is_passed_over() -> None:
+    """As after a divergence, when what is under way is void: the next ones are not mistaken for it."""
+    assert run_ranks(2, several_under_way) == [[[10, 9], [20, 19], [30, 29]]] * 2
+
+
+def one_gone(world: World) -> list[Any]:
+    """Rank 0 closes after one exchange; rank 1 goes on."""
+    transport = HostTransport(timeout_s=60.0)
+    transport.launch(np.zeros(4, dtype=np.int32))()
+    if world.rank == 0:
+        transport.close()
+        world.tell("gone")
+        return []
+    world.hear("gone")
+    said = []
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="exchange with rank 0 failed") as caught:
+            transport.launch(np.zeros(4, dtype=np.int32))()
+        said.append(str(caught.value))
+    transport.close()
+    return said
+
+
+def test_a_rank_that_is_gone_fails_the_exchange_at_once_and_for_good() -> None:
+    """Long before the timeout, and every later exchange with the same words."""
+    _, (first, again) = run_ranks(2, one_gone)
+    assert first == again
+
+
+def one_silent(world: World) -> str:
+    """Rank 0 launches nothing until rank 1 has given up."""
+    transport = HostTransport(timeout_s=0.3)
+    if world.rank == 0:
+        world.hear("given up")
+        return ""
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"it has sent nothing for 0\.3 s") as caught:
+        transport.launch(np.zeros(4, dtype=np.int32))()
+    assert time.monotonic() - began >= 0.3
+    world.tell("given up")
+    return str(caught.value)
+
+
+def test_a_rank_that_says_nothing_fails_the_exchange_after_the_timeout() -> None:
+    """An exchange is waited for with a limit, and says of whom nothing came."""
+    assert "rank 0" in run_ranks(2, one_silent)[1]
+
+
+def cannot_meet(world: World) -> str:
+    """Rank 1 is told of a place where nobody listens."""
+    if world.rank == 1:
+        tell = HostTransport._tell
+        HostTransport._tell = lambda self, what: [  # type: ignore[method-assign]
+            said if not said.startswith("/") else "/nowhere" for said in tell(self, what)
+        ]
+    with pytest.raises(ConfigError, match="use TorchTransport") as caught:
+        HostTransport(timeout_s=5.0)
+    return str(caught.value)
+
+
+def test_ranks_that_cannot_reach_each_other_are_refused_alike() -> None:
+    """One that cannot connect makes all refuse, with the way out; nobody hangs."""
+    zero, one = run_ranks(2, cannot_meet)
+    assert "/nowhere" in one
+    assert "rank 0" in zero
+
+
+def through_a_run(world: World, lag: int, layout: str) -> list[Any]:
+    """Run prefetches to their ends over sockets, and return what was logged alike."""
+    part = Part(layout, Policies(stop=WaitComplete(), lag_ticks=lag), transport=HostTransport(timeout_s=10.0), capacity=64)
+    for number in range(6):
+        part.issue(f"r{number}", prompt(number, 4))
+    part.tick_until_quiet()
+    events = part.events()
+    part.close()
+    return events
+
+
+@pytest.mark.parametrize(("lag", "layout"), [(0, "dsa"), (2, "dsa"), (1, "swa")])
+def test_a_run_over_sockets_is_alike_on_all_ranks(lag: int, layout: str) -> None:
+    """Everything is committed, and the replicated events are the same."""
+    zero, one = run_ranks(2, through_a_run, lag, layout)
+    assert zero == one
+    assert sum(name == "committed.1" for name, _ in zero) == 6
+
+
+def gone_in_a_run(world: World) -> str:
+    """Rank 0 closes its transport in the middle of a run."""
+    transport = HostTransport(timeout_s=60.0)
+    part = Part("dsa", Policies(stop=WaitComplete()), transport=transport, capacity=64)
+    part.store.held = {prompt(0, 4)[0]}
+    part.issue("r0", prompt(0, 4))
+    for _ in range(3):
+        part.coordinator.tick()
+    if world.rank == 0:
+        transport.close()
+        part.store.let_go()
+        return "closed"
+    failure = part.tick_until_failure()
+    assert isinstance(failure, SyncFailed)
+    part.wind_down()
+    return str(failure)
+
+
+def test_a_rank_that_goes_in_a_run_is_a_failed_round() -> None:
+    """The other gets `SyncFailed`, publishes nothing more, and owes nothing in the end."""
+    closed, failure = run_ranks(2, gone_in_a_run)
+    assert closed == "closed"
+    assert "the exchange with rank 0 failed" in failure

@@ -117,7 +117,7 @@ class StressRank:
         coordinator.tick()
         if coordinator.tick_number > most_ticks:
             raise Violation("stuck", f"rank {self.rank}: {coordinator.snapshot()}")
-        if coordinator.tick_number % _LOOK_EVERY == 0:
+        if self.memory.violations or coordinator.tick_number % _LOOK_EVERY == 0:
             self._look(replay=False)
         if self._own.random() < 0.002:
             self.store.release_all()  # whoever never answered answers now, late
@@ -172,8 +172,13 @@ class StressRank:
             self.store.write(pool, keys, [memoryview(page_of(pool, key, self.rank)) for key in keys])
 
     def _look(self, replay: bool) -> None:
-        self.coordinator.check_integrity(replay)
         self.memory.look_at_all()
+        self.coordinator.check_integrity(replay)
+
+    def stop_reading(self) -> None:
+        """Send the readers home, after a failure: the run goes on without them."""
+        self.store.close()
+        self.coordinator._rank.readers.close(1.0)
 
     def _leave(self) -> None:
         coordinator = self.coordinator
@@ -200,6 +205,9 @@ def run_life(life: Life) -> tuple[list[list[Record]], list[StressRank]]:
         except BaseException as error:  # whatever it is, the run has to say it, and the peers must not wait
             errors.append(error)
             group.leave()
+            failed = ranks[rank]
+            if failed is not None:
+                failed.stop_reading()
 
     _in_threads(work, life.ranks)
     if errors:

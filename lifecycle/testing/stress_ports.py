@@ -19,11 +19,13 @@ PATIENCE_S = 300.0
 class PoisonedMemory(TorchHostMemory):
     """Host memory whose free slots hold a pattern: whoever writes one, a read that was thought over, is found out.
 
-    Raises `Violation` where the pattern is gone. Slots that are quarantined may be written.
+    What was found stands in `violations`: an error would count as a port that fails. Slots that are quarantined may be
+    written.
     """
 
     def __init__(self, layout: Layout, capacity_pages: Mapping[str, int], page_bytes: Mapping[str, int]) -> None:
         super().__init__(layout, capacity_pages, page_bytes)
+        self.violations: list[str] = []
         self._riders = {own.name: [p.name for p in layout.pools if layout.owner(p.name) == own.name] for own in layout.own}
         self._is_free = {own: np.ones(pages, dtype=np.bool_) for own, pages in capacity_pages.items()}
         for pool in layout.pools:
@@ -45,15 +47,17 @@ class PoisonedMemory(TorchHostMemory):
             self.views(name)[slots] = POISON
 
     def look_at_all(self) -> None:
-        """Look at every free slot."""
+        """Look at every free slot; raises `Violation` with what was found by now."""
         for pool, free in self._is_free.items():
             self._look(pool, np.flatnonzero(free).astype(np.int32))
+        if self.violations:
+            raise Violation("quiescence", self.violations[0])
 
     def _look(self, pool: str, slots: SlotArray) -> None:
         for name in self._riders[pool]:
             written = slots[(self.views(name)[slots] != POISON).any(axis=1)]
             if written.size:
-                raise Violation("quiescence", f"slot {int(written[0])} of {name} was written while it was free")
+                self.violations.append(f"slot {int(written[0])} of {name} was written while it was free")
 
 
 class ThreadGroup:

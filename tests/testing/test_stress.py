@@ -37,19 +37,18 @@ def test_a_write_into_a_free_slot_is_found() -> None:
     late[:] = bytes(8)
     with pytest.raises(Violation, match=f"slot {int(slots[1])} of indexer was written while it was free"):
         memory.look_at_all()
-    with pytest.raises(Violation, match="of indexer was written"):
-        memory.allocate({"kv": 4})
+    memory.allocate({"kv": 4})
+    assert len(memory.violations) == 2, "once by looking, once when the slot was taken again"
 
 
 def test_a_release_under_a_claimed_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What forgets that reads are out is caught by what they write, or by what is served."""
+    """What forgets that reads are out is caught by what they write into free slots."""
     monkeypatch.setattr("lifecycle.obligations.Obligations.busy", lambda self, pool: EMPTY)
     totals = Totals()
     for totals in stress(2_000, seed=1, per_life=200, fault_rate=0.6):
         if totals.violations:
             break
-    assert totals.violations
-    assert "seed" in totals.violations[0]
+    assert "was written while it was free" in totals.violations[0]
 
 
 def test_the_switch_interval_is_put_back() -> None:

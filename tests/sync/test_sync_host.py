@@ -72,6 +72,28 @@ def test_a_rank_that_is_gone_fails_the_exchange_at_once_and_for_good() -> None:
     assert first == again
 
 
+def gone_meanwhile(world: World) -> str:
+    """Rank 0 closes without an answer once rank 1 has launched."""
+    transport = HostTransport(timeout_s=60.0)
+    if world.rank == 0:
+        world.hear("launched")
+        transport.close()
+        world.tell("gone")
+        return ""
+    wait = transport.launch(np.zeros(4, dtype=np.int32))
+    world.tell("launched")
+    world.hear("gone")
+    with pytest.raises(RuntimeError, match="exchange with rank 0 failed") as caught:
+        wait()
+    transport.close()
+    return str(caught.value)
+
+
+def test_a_rank_that_goes_while_it_is_waited_for_fails_the_exchange() -> None:
+    """What it has not sent never comes, and that is known at once."""
+    assert run_ranks(2, gone_meanwhile)[1]
+
+
 def one_silent(world: World) -> str:
     """Rank 0 launches nothing until rank 1 has given up."""
     transport = HostTransport(timeout_s=0.3)

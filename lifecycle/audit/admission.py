@@ -119,6 +119,7 @@ def _served(ledger: Ledger, seq: int, event: PrefixServed) -> None:
     view = ledger.requests.get(event.request)
     if view is None:
         _unknown(ledger, seq, event)
+        ledger.waits.drop(event.request)  # that it waits may be known where events were lost, and the request is not
     elif event.attempt != view.attempt:
         right = f"attempt {view.attempt}, the newest"
         ledger.say(Law.SERVED, f"attempt {event.attempt} was served", right, (seq,), view.prefetch, event.request)

@@ -260,3 +260,15 @@ def test_stats_counts_waits_and_how_they_end(tmp_path: Path, capsys: pytest.Capt
     }  # fmt: skip
     assert main(["stats", logs]) == CLEAN
     assert "waited to be tried again" in capsys.readouterr().out
+
+
+def test_who_waits_behind_a_gap_and_is_served_waits_no_more() -> None:
+    """Where its decline was lost, the request is not known, and its wait is: being served ends that all the same."""
+    tape = Tape(run())
+    place = tape.find(Declined, request="g")
+    tape.events[place:] = [
+        EventsLost(1, place, "a full disk"), tape.get(WaitBegan, request="g"), PrefixServed("g", 0, 0, ()), tape.events[-1],
+    ]  # fmt: skip
+    assert verify_log(tape.records()) == []
+    del tape.events[place + 2]
+    assert [each.what for each in verify_log(tape.records())] == ["attempt 0 waits at the stop"]

@@ -24,7 +24,7 @@ STEPS = 300
 MOST_STATES = 1_000
 ENOUGH = 2
 """After so many seeds that break a law, no more are run."""
-LIMIT_S = 90
+LIMIT_S = 60
 """Processor time, however busy the machine is; what then goes on has no end."""
 
 

@@ -96,7 +96,7 @@ def test_a_full_disk_loses_events_by_number(tmp_path, kind):
     assert seqs(records) == list(range(appended))
     assert sum(gap.events for gap in gaps) == lost >= 5_000
     assert str(path) in gaps[-1].cause
-    assert done.stdout.count("trying on") == 1
+    assert done.stderr.count("trying on") == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 MOST_UNDER_WAY_BYTES = 64 << 10
-"""How much may lie in a socket, half of what Linux gives it, so that sending never waits for the other to receive."""
+"""How much may lie in a socket, less than half of what Linux gives it, so that sending never waits for the other to receive."""
+
+_EACH_BYTES = 1 << 10
+"""What a socket keeps beside each exchange: many small ones fill it, too."""
 
 
 class HostTransport:
@@ -39,9 +42,14 @@ class HostTransport:
         self._launched = 0
         self._unread: deque[tuple[int, int]] = deque()  # exchanges under way in the sockets: number, bytes
         self._broken: RuntimeError | None = None
-        trouble = self._meet()
-        reached = np.array([not trouble], dtype=np.int32)
-        self._gloo.launch(reached)()
+        try:
+            trouble = self._meet()
+            reached = np.array([not trouble], dtype=np.int32)
+            self._gloo.launch(reached)()
+        except RuntimeError as error:
+            self.close()
+            why = f"another rank of this group went meanwhile, or says nothing: {error}"
+            raise ConfigError(f"cannot build a transport on rank {self.rank}: {why}") from error
         if not reached[0]:
             self.close()
             why = trouble or "another rank cannot reach its peers"
@@ -52,13 +60,18 @@ class HostTransport:
     def _meet(self) -> str:
         """Connect to every other rank; return what went wrong, or nothing. Every rank takes part in every step."""
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prefetch-")))  # nobody else may enter it
             listening = stack.enter_context(socket.socket(socket.AF_UNIX))
-            listening.settimeout(self._timeout_s)
-            listening.bind(str(folder / "rank"))
-            listening.listen(self.ranks)
-            paths = self._tell(str(folder / "rank"))
-            trouble = ""
+            path = trouble = ""
+            try:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="prefetch-"))  # nobody else may enter it
+                listening.bind(str(Path(folder) / "rank"))
+                listening.listen(self.ranks)
+                path = str(Path(folder) / "rank")
+            except OSError as error:
+                trouble = f"it cannot listen at a path for temporary files (set TMPDIR to a short one that exists): {error}"
+            paths = self._tell(path)
+            if "" in paths:  # all know by now
+                return trouble or f"rank {paths.index('')} of this group listens nowhere"
             try:
                 for rank in range(self.rank):
                     peer = self._peers[rank] = socket.socket(socket.AF_UNIX)
@@ -76,7 +89,8 @@ class HostTransport:
                     rank = int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "little")
                     if rank in self._peers or not self.rank < rank < self.ranks:
                         peer.close()
-                        return f"something that is no rank of this group connected, as {rank}"
+                        trouble = f"something that is no rank of this group connected, as {rank}"
+                        break
                     self._peers[rank] = peer
             except OSError as error:
                 trouble = f"not all ranks of this group have connected: {error}"
@@ -95,7 +109,7 @@ class HostTransport:
         """Send the buffer to every other rank; the returned function takes theirs, and leaves the MIN in it."""
         if self._broken is not None:
             raise self._broken
-        if (len(self._unread) + 1) * buffer.nbytes > MOST_UNDER_WAY_BYTES:
+        if sum(nbytes + _EACH_BYTES for _, nbytes in self._unread) + buffer.nbytes + _EACH_BYTES > MOST_UNDER_WAY_BYTES:
             return self._gloo.launch(buffer)
         number, self._launched = self._launched, self._launched + 1
         self._unread.append((number, buffer.nbytes))

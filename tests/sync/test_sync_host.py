@@ -1,5 +1,7 @@
 """Ranks of one host over Unix sockets: the same results as over Gloo, and the same ends when a rank is gone or silent."""
 
+import socket
+import tempfile
 import time
 from typing import Any
 
@@ -130,6 +132,85 @@ def test_ranks_that_cannot_reach_each_other_are_refused_alike() -> None:
     zero, one = run_ranks(2, cannot_meet)
     assert "/nowhere" in one
     assert "rank 0" in zero
+
+
+def nowhere_to_listen(world: World, which: tuple[int, ...], name: str) -> str:
+    """Some ranks have no place for their sockets: one too long for a path, or one that does not exist."""
+    if world.rank in which:
+        place = world.folder / name
+        if name.startswith("long"):
+            place.mkdir(exist_ok=True)
+        tempfile.tempdir = str(place)
+    with pytest.raises(ConfigError, match="cannot build a transport") as caught:
+        HostTransport(timeout_s=5.0)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("which", [(0, 1), (1,)])
+@pytest.mark.parametrize("name", ["long" * 25, "absent"], ids=["long", "absent"])
+def test_a_rank_without_a_place_to_listen_makes_all_refuse(which: tuple[int, ...], name: str) -> None:
+    """A long TMPDIR is usual on clusters: who has it is told how to help it, and the others who it is."""
+    zero, one = run_ranks(2, nowhere_to_listen, which, name)
+    assert "set TMPDIR" in one
+    assert ("set TMPDIR" if 0 in which else "rank 1 of this group listens nowhere") in zero
+
+
+def stranger_connects(world: World) -> str:
+    """Something that is no rank has connected to rank 0 before anybody else."""
+    stranger, tell = socket.socket(socket.AF_UNIX), HostTransport._tell
+
+    def told(self: HostTransport, what: str) -> list[str]:
+        if what.startswith("/") and world.rank == 0:
+            stranger.connect(what)
+            stranger.sendall((7).to_bytes(4, "little"))
+        return tell(self, what)
+
+    HostTransport._tell = told  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="use TorchTransport") as caught:
+        HostTransport(timeout_s=5.0)
+    return str(caught.value)
+
+
+def test_what_is_no_rank_makes_all_refuse() -> None:
+    """Every rank takes part in every step up to the refusal; nobody waits for the timeout."""
+    zero, one = run_ranks(2, stranger_connects)
+    assert "no rank of this group connected, as 7" in zero
+    assert "another rank cannot reach its peers" in one
+
+
+def gone_while_they_meet(world: World) -> str:
+    """Rank 1 takes part in nothing."""
+    if world.rank == 1:
+
+        def meet(self: HostTransport) -> str:
+            raise RuntimeError("scripted")
+
+        HostTransport._meet = meet  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="went meanwhile, or says nothing") as caught:
+        HostTransport(timeout_s=1.0)
+    return str(caught.value)
+
+
+def test_a_rank_that_goes_while_they_meet_makes_the_others_refuse() -> None:
+    """In the library's own words, as every configuration that cannot start."""
+    zero, _ = run_ranks(2, gone_while_they_meet)
+    assert "on rank 0" in zero
+
+
+def many_small(world: World, count: int) -> bool:
+    """Launch many small exchanges ahead, as with a long lag, before the first is waited for."""
+    transport = HostTransport(timeout_s=5.0)
+    buffers = [np.full(1, turn + world.rank, dtype=np.int32) for turn in range(count)]
+    waits = [transport.launch(buffer) for buffer in buffers]
+    for wait in waits:
+        wait()
+    transport.close()
+    return all(buffer[0] == turn for turn, buffer in enumerate(buffers))
+
+
+def test_many_small_exchanges_under_way_do_not_fill_the_sockets() -> None:
+    """A socket keeps more than its bytes of each; sending never waits for the other rank, which sends as well."""
+    assert run_ranks(2, many_small, 600) == [True, True]
 
 
 def through_a_run(world: World, lag: int, layout: str) -> list[Any]:

@@ -1,7 +1,8 @@
-"""Jobs in the order in which they were sent, to find those that nobody answers."""
+"""Jobs by the time since when they wait for an answer, to find those that nobody answers."""
 
-from collections import deque
+import heapq
 from collections.abc import Iterator
+from itertools import count
 
 from lifecycle.runtime.jobs import Job
 
@@ -15,7 +16,8 @@ class Overdue:
     """
 
     def __init__(self) -> None:
-        self._jobs: deque[Job] = deque()
+        self._jobs: list[tuple[int, int, Job]] = []  # `claimed_ns` when it was looked at last, number
+        self._number = count()
         self._sweep_at = _LEAST
 
     def __len__(self) -> int:
@@ -24,13 +26,21 @@ class Overdue:
     def add(self, job: Job) -> None:
         """Watch a job from now on."""
         if len(self._jobs) >= self._sweep_at:
-            self._jobs = deque(each for each in self._jobs if not each.ended)
+            self._jobs = [each for each in self._jobs if not each[2].ended]
+            heapq.heapify(self._jobs)
             self._sweep_at = max(_LEAST, 2 * len(self._jobs))
-        self._jobs.append(job)
+        self._push(job)
 
     def since(self, before_ns: int) -> Iterator[Job]:
         """Take out and yield the jobs that were claimed by then and are not answered."""
-        while self._jobs and (self._jobs[0].ended or self._jobs[0].claimed_ns <= before_ns):
-            job = self._jobs.popleft()
-            if not job.ended:
+        while self._jobs and (self._jobs[0][2].ended or self._jobs[0][0] <= before_ns):
+            _, _, job = heapq.heappop(self._jobs)
+            if job.ended:
+                continue
+            if job.claimed_ns > before_ns:  # claimed since it was added; those behind it may be overdue
+                self._push(job)
+            else:
                 yield job
+
+    def _push(self, job: Job) -> None:
+        heapq.heappush(self._jobs, (job.claimed_ns, next(self._number), job))

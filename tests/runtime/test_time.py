@@ -175,6 +175,29 @@ def test_a_lost_query_counts_as_a_hit_of_nothing(rig_of: RigOf, ranks: int) -> N
     assert len(rig.events(ev.HitResolved)) == 1
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_query_that_no_reader_takes_is_lost_in_time(rig_of: RigOf, ranks: int) -> None:
+    """Behind one that was taken late, and hangs, too: each waits for `lost_read_s` at most, and not for the other."""
+    rig = rig_of(ranks=ranks, readers=1, lost_read_s=10.0)
+    rig.stores[0].hold("")
+    rig.issue("a")
+    rig.until(lambda: rig.stores[0].waiting(""))
+    rig.clock.advance(5)
+    late = rig.issue("b")
+    rig.clock.advance(1)
+    never = rig.issue("c")
+    rig.clock.advance(5)
+    rig.until(lambda: rig.stores[0].waiting("") == 2)  # the first is lost by now: its reader is replaced, and takes the second
+    rig.clock.advance(5)
+    rig.until_closed(never)
+    assert rig.outcome(never).reason is Reason.QUERY_FAILED
+    assert rig.state(late) is State.ISSUED
+    rig.clock.advance(5)
+    rig.until_closed(late)
+    assert rig.outcome(late).reason is Reason.QUERY_FAILED
+    rig.stores[0].open_all()
+
+
 @pytest.mark.parametrize("what", ["read", "query", "query of an aborted prefetch"])
 def test_a_reader_that_hangs_is_replaced(rig_of: RigOf, what: str) -> None:
     """One reader, lost again and again up to the limit: there is always one that goes on."""

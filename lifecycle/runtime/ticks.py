@@ -74,25 +74,32 @@ class Ticks:
 
     def end(self, reduced: Round) -> Masks | Naming | None:
         """Take the reduced round; return the second exchange that it calls for, or None."""
+        self._check_going("end")
         second = self._consume_round(reduced)
         self._flush()
         return second
 
     def end_second(self, reduced: Masks | Naming) -> None:
         """Take the reduced second exchange."""
+        self._check_going("end")
         self._consume_second(reduced)
         self._flush()
 
     def fail_tick(self, error: Exception) -> NoReturn:
         """Take it that the exchange of a tick by hand failed, as `tick` does of the transport's."""
         rank = self._rank
-        if rank.closed:
-            raise CoordinatorClosed("cannot fail a tick: the coordinator is closed (start a fresh one)")
-        if rank.alone:
+        if rank.alone and not rank.closed:
             raise ConfigError("cannot fail a tick: one rank alone exchanges nothing (call this only where a round was begun)")
+        self._check_going("fail")
+        self.fail(SyncFailed(rank.agreement.number, rank.transport.ranks, repr(error)), error)
+
+    def _check_going(self, operation: str) -> None:
+        """Raise for a tick that a close or a failure has ended already: what it exchanged is void."""
+        rank = self._rank
+        if rank.closed:
+            raise CoordinatorClosed(f"cannot {operation} a tick: the coordinator is closed (start a fresh one)")
         if rank.failure is not None and not self._naming:
             raise rank.failure.with_traceback(None)
-        self.fail(SyncFailed(rank.agreement.number, rank.transport.ranks, repr(error)), error)
 
     # --- before the round ----------------------------------------------------------------------------------------------
 

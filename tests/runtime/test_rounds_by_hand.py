@@ -33,6 +33,28 @@ def test_a_reduction_that_failed_is_told_and_final(rig_of: RigOf) -> None:
     rig.failed = caught.value
 
 
+@pytest.mark.parametrize("how", ["close", "fail"])
+def test_a_tick_that_has_ended_meanwhile_takes_nothing(rig_of: RigOf, how: str) -> None:
+    """A round that was begun before a close, or before a failure, is void: it is refused, and nothing more is logged."""
+    rig = rig_of("swa", ranks=2)
+    rig.issue("r", 4)
+    rounds = [coordinator.begin_tick() for coordinator in rig.ranks]
+    rig._reduce(rounds)
+    for coordinator, round_, log in zip(rig.ranks, rounds, rig.logs, strict=True):
+        assert round_ is not None
+        if how == "close":
+            coordinator.close()
+        else:
+            with pytest.raises(SyncFailed) as caught:
+                coordinator.fail_tick(ValueError("gone"))
+            rig.failed = caught.value
+        kept = len(list(log.records()))
+        for end in (coordinator.end_tick, coordinator.end_exchange):
+            with pytest.raises(CoordinatorClosed if how == "close" else SyncFailed):
+                end(round_)  # type: ignore[arg-type]
+        assert len(list(log.records())) == kept
+
+
 def test_an_exchange_of_names_that_failed_is_final_too(rig_of: RigOf) -> None:
     """When the second exchange of a divergence fails, every later tick raises, as after any failure."""
     rig = rig_of(ranks=2)

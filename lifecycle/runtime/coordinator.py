@@ -6,6 +6,7 @@ Everything here runs on the scheduler's thread, without locks. Rules are in `lif
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from operator import index as whole
 from typing import Any, NoReturn
 
 from lifecycle.book import Book
@@ -112,7 +113,8 @@ class Coordinator:
         It is admitted: if it waited to be tried again, that is over.
         """
         state = self._request("serve", request)
-        self._rank.emit(PrefixServed(request, state.attempt, match.pages, match.sources))
+        sources = tuple([(whole(lo), whole(hi), whole(source)) for lo, hi, source in match.sources])
+        self._rank.emit(PrefixServed(request, state.attempt, whole(match.pages), sources))
 
     def abort(self, request: str) -> bool:
         """Discard the prefetch of the newest attempt, or end its wait; return whether there was either."""

@@ -5,6 +5,7 @@ the keys of those who wait are kept here at the edge.
 """
 
 from collections.abc import Callable
+from operator import index as whole
 
 from lifecycle import decide
 from lifecycle.errors import AnchorLost, DuplicateAttempt, WrongAnchor
@@ -29,7 +30,7 @@ class Issuing:
 
     def issue(self, request: str, attempt: int, keys: KeyChain, anchor: Anchor) -> int | Declined:
         """Begin a prefetch by command; the errors are those of `Coordinator.issue`."""
-        rank, replica, start = self._rank, self._rank.book.replica, anchor.pages
+        rank, replica, start = self._rank, self._rank.book.replica, whole(anchor.pages)
         if start > len(keys) or (start and keys[start - 1] != anchor.key):
             raise WrongAnchor(request, start, len(keys))
         state, newest = replica.requests.get(request), replica.newest(request)
@@ -93,9 +94,9 @@ class Issuing:
     # --- both ----------------------------------------------------------------------------------------------------------
 
     def _decide(self, request: str, attempt: int, keys: KeyChain, anchor: Anchor, refused: Reason | None) -> Issued | Declined:
-        rank = self._rank
+        rank, start = self._rank, whole(anchor.pages)
         return decide.issue(
-            rank.book.replica, rank.policies, rank.page_size_tokens, request, attempt, keys, anchor.pages, anchor.key, refused
+            rank.book.replica, rank.policies, rank.page_size_tokens, request, attempt, keys, start, anchor.key, refused
         )
 
     def _decide_and_lock(self, request: str, attempt: int, keys: KeyChain, anchor: Anchor) -> Issued | Declined:

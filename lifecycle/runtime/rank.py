@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index as whole
 
 import msgspec
 
@@ -64,9 +65,10 @@ class Rank:
             _check(layout, policies, page_size_tokens, readers)
             _check_absent(layout, self.absent)
             _check_index(layout, policies, self.index)
+            # Whole numbers of an engine's own (numpy's, say) become plain ones, which a log can hold, wherever a port answers.
             # Slots that an earlier run left quarantined or out are none of this one's, and none of its budget.
-            self.capacity_pages = {pool.name: self.memory.free_pages(pool.name) for pool in layout.own}
-            self.old_quarantined_pages = {pool.name: self.memory.quarantined_pages(pool.name) for pool in layout.own}
+            self.capacity_pages = {pool.name: whole(self.memory.free_pages(pool.name)) for pool in layout.own}
+            self.old_quarantined_pages = {pool.name: whole(self.memory.quarantined_pages(pool.name)) for pool in layout.own}
             opening = Opening(layout, policies, page_size_tokens, self.index.digest(), VERSION)
         except Exception:  # the others wait in the opening exchange: they must learn it, or they would hang
             decline(self.transport)
@@ -82,7 +84,7 @@ class Rank:
         self.residency = Residency(layout, self.book, self.memory, self.index, self.emit)
         self.settler = Settler(layout, self.memory, self.index, self.emit, policies.stuck_after_tries)
         self.steps = Steps(
-            layout, policies, page_size_tokens, self.book, self.memory, self.index,
+            layout, policies, page_size_tokens, self.book, self.index,
             self.residency, self.transfers, self.settler, self.emit, self.waiting_keys,
         )  # fmt: skip
         self.agreement = Agreement(layout, policies, self.book, self.index, self.transport, self.clock_ns, self.emit)

@@ -4,16 +4,18 @@ Every choice looks at replicated counts (the replica's budgets, the index's shap
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import index as whole
 
 import numpy as np
 
 from lifecycle import coverage
 from lifecycle import ranges as r
 from lifecycle.book import Book
+from lifecycle.errors import IntegrityError
 from lifecycle.events import Adopted, Event, Evicted
 from lifecycle.layout import AllPages, Layout
 from lifecycle.logger import Logger
-from lifecycle.ranges import Range
+from lifecycle.ranges import Range, Ranges
 from lifecycle.reasons import Reason
 from lifecycle.runtime.ports import Anchor, HostMemory, PrefixIndex, SlotArray
 
@@ -43,7 +45,7 @@ class Residency:
     def room(self) -> dict[str, int]:
         """Return, per own pool, how many pages could be reserved now, after evicting all that may go."""
         budget = self._book.replica.budget
-        return {pool.name: budget(pool.name) + self._index.evictable_pages(pool.name) for pool in self._layout.own}
+        return {pool.name: budget(pool.name) + whole(self._index.evictable_pages(pool.name)) for pool in self._layout.own}
 
     def make_room(self, need: Mapping[str, int]) -> None:
         """Evict until the budget of each pool covers `need` pages; the caller has checked `room`."""
@@ -57,6 +59,22 @@ class Residency:
         for pool, slots in self._index.evict(short).items():
             if len(slots):
                 self._let_go(pool, slots)
+
+    def allocate(self, need: Mapping[str, int]) -> dict[str, SlotArray]:
+        """Take slots of host memory, one a page, or raise having kept none."""
+        slots = {pool: np.asarray(given, dtype=np.int32) for pool, given in self._memory.allocate(need).items()}
+        wrong = [pool for pool in {**need, **slots} if len(slots.get(pool, ())) != need.get(pool, 0)]
+        if wrong:  # as an allocator that rounds up would: what is too much, nobody would give back
+            self.unreleased += [(pool, given) for pool, given in slots.items() if len(given)]
+            self.retry()
+            raise IntegrityError(
+                "host memory",
+                [
+                    f"pool {pool}: {len(slots.get(pool, ()))} slots for {need.get(pool, 0)} pages (need one a page)"
+                    for pool in wrong
+                ],
+            )
+        return slots
 
     def _let_go(self, pool: str, slots: SlotArray) -> None:
         tainted = self._tainted[pool]
@@ -110,7 +128,7 @@ class Residency:
                     end_page = min(end_page, anchor.pages + max(0, room[pool.name]))
             if end_page <= anchor.pages:
                 return anchor.pages
-            return self._adopt_locked(request, keys, anchor, end_page, fill, tick)
+            return self._adopt_locked(request, keys, anchor, whole(end_page), fill, tick)
         finally:
             self.locked = self._still_locked([*self.locked, anchor])
 
@@ -121,7 +139,8 @@ class Residency:
             found = self._index.plan_insert(anchor, keys, offer)
             if isinstance(found, Reason):
                 return anchor.pages
-            need = {pool: r.count(pages) for pool, pages in found.taken.items()}
+            wanted = plain(found.taken)
+            need = {pool: r.count(pages) for pool, pages in wanted.items()}
             room = self.room()
             if short := [pool for pool, pages in need.items() if pages > room[pool]]:
                 groups = [group for group in self._layout.groups if group[0].name in short]
@@ -132,7 +151,7 @@ class Residency:
             if all(pages <= self._book.replica.budget(pool) for pool, pages in need.items()):
                 break
             self.make_room(need)
-        slots = self._memory.allocate({pool: pages for pool, pages in need.items() if pages})
+        slots = self.allocate({pool: pages for pool, pages in need.items() if pages})
         placed: dict[str, SlotArray] = {}
         for pool_spec in self._layout.own:
             pool = pool_spec.name
@@ -141,13 +160,13 @@ class Residency:
             lo, hi = offer[pool]
             placed[pool] = np.full(hi - lo, -1, dtype=np.int32)
             taken_slots, used = slots.get(pool, placed[pool][:0]), 0
-            for first, stop in found.taken.get(pool, r.EMPTY):
+            for first, stop in wanted.get(pool, r.EMPTY):
                 placed[pool][first - lo : stop - lo] = taken_slots[used : used + stop - first]
                 used += stop - first
         try:
             for name, window in offer.items():
                 owner = self._layout.owner(name)
-                for lo, hi in r.intersect(found.taken.get(owner, r.EMPTY), r.span(*window)):
+                for lo, hi in r.intersect(wanted.get(owner, r.EMPTY), r.span(*window)):
                     fill(name, (lo, hi), placed[owner][lo - offer[owner][0] : hi - offer[owner][0]])
             self._index.insert(anchor, keys, offer, placed, 0, tick)
         except BaseException:
@@ -157,6 +176,11 @@ class Residency:
         runs = {pool: r.runs(taken) for pool, taken in slots.items()}
         self._emit(Adopted(request, {pool: pages for pool, pages in need.items() if pages}, end_page, runs))
         return end_page
+
+
+def plain(taken: Mapping[str, Ranges]) -> dict[str, Ranges]:
+    """Return what an index would take, but for pools of which that is nothing, in numbers that a log can hold."""
+    return {pool: tuple([(whole(lo), whole(hi)) for lo, hi in pages]) for pool, pages in taken.items() if pages}
 
 
 def _refused(port: Callable[[str, SlotArray], None], waiting: list[tuple[str, SlotArray]]) -> list[tuple[str, SlotArray]]:

@@ -20,8 +20,8 @@ from lifecycle.prefetch import Prefetch
 from lifecycle.ranges import Ranges, runs
 from lifecycle.reasons import Reason
 from lifecycle.rows import Report
-from lifecycle.runtime.ports import HostMemory, PrefixIndex
-from lifecycle.runtime.residency import Residency
+from lifecycle.runtime.ports import PrefixIndex
+from lifecycle.runtime.residency import Residency, plain
 from lifecycle.runtime.settle import Settler
 from lifecycle.runtime.transfer import Transfer
 from lifecycle.runtime.transfers import Transfers
@@ -33,14 +33,13 @@ class Steps:
     """Takes the agreed facts of a prefetch and moves it."""
 
     def __init__(
-        self, layout: Layout, policies: Policies, page_size_tokens: int, book: Book, memory: HostMemory, index: PrefixIndex,
+        self, layout: Layout, policies: Policies, page_size_tokens: int, book: Book, index: PrefixIndex,
         residency: Residency, transfers: Transfers, settler: Settler, emit: Callable[[Event], None],
         waiting_keys: dict[str, KeyChain],
     ) -> None:  # fmt: skip
         self._layout = layout
         self._policies = policies
         self._page_size = page_size_tokens
-        self._memory = memory
         self._index = index
         self._residency = residency
         self._transfers = transfers
@@ -82,7 +81,7 @@ class Steps:
     def _reserve(self, transfer: Transfer, plan: PlanAgreed) -> None:
         need = {pool: hi - lo for pool, (lo, hi) in plan.reserved.items()}
         try:
-            slots = self._memory.allocate(need)
+            slots = self._residency.allocate(need)
         except Exception as error:  # the budget allowed it: a local failure, which the round makes everyone's
             log.warning(
                 "host memory refused what the budget allowed; the prefetch ends",
@@ -133,7 +132,7 @@ class Steps:
             return found, {}
         offer = coverage.published(self._layout, prefetch.start_page, found.usable_page, found.dropped)
         plan = self._index.plan_insert(transfer.anchor, transfer.keys, offer)
-        return found, plan if isinstance(plan, Reason) else {pool: pages for pool, pages in plan.taken.items() if pages}
+        return found, plan if isinstance(plan, Reason) else plain(plan.taken)
 
     def end(self, prefetch: Prefetch, reason: Reason) -> None:
         """Discard a prefetch that is not terminal, by command."""

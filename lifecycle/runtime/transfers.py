@@ -4,6 +4,7 @@ Lives on the scheduler's thread. Decides nothing: it turns notes into events and
 """
 
 from collections.abc import Callable
+from operator import index as whole
 
 import numpy as np
 
@@ -51,7 +52,7 @@ class Transfers:
         self._layout = layout
         self._absent = absent
         self._policies = policies
-        self._page_bytes = {pool.name: memory.page_bytes(pool.name) for pool in layout.pools}
+        self._page_bytes = {pool.name: whole(memory.page_bytes(pool.name)) for pool in layout.pools}
         self._readers = readers
         self._clock_ns = clock_ns
         self._emit = emit

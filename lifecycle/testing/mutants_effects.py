@@ -205,8 +205,8 @@ EFFECTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room_by_its_own_list", "F", _RESIDENCY,
-        "return {pool.name: budget(pool.name) + self._index.evictable_pages(pool.name)",
-        "return {pool.name: self._memory.free_pages(pool.name) + self._index.evictable_pages(pool.name)",
+        "return {pool.name: budget(pool.name) + whole(self._index.evictable_pages(pool.name))",
+        "return {pool.name: self._memory.free_pages(pool.name) + whole(self._index.evictable_pages(pool.name))",
         "What is planned depends on this rank's free list, not on the budget.",
     ),
     Mutant(

@@ -5,13 +5,14 @@ Plain values, checked when they are built. Reads no file and no environment.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import isfinite
 from types import NoneType
 
 from lifecycle.errors import ConfigError
 
 NS_PER_S = 1_000_000_000
 MOST_PAGES = 2**31 - 2  # INT32_MAX is the neutral value of a round
+MOST_S = 1e15  # so that any time, in nanoseconds, is a number that can be compared
+MOST_TICKS = 2**62  # so that any tick can be logged
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,8 @@ class Timeout:
     name: str = field(default="timeout", init=False)
 
     def __post_init__(self) -> None:
-        finite = isfinite(self.base_s) and isfinite(self.per_ki_token_s) and isfinite(self.max_s)
-        if not (finite and 0 <= self.base_s <= self.max_s and self.per_ki_token_s >= 0 and self.max_s > 0):
-            need = "0 <= base_s <= max_s, per_ki_token_s >= 0 and max_s > 0, all finite"
+        if not (0 <= self.base_s <= self.max_s <= MOST_S and 0 <= self.per_ki_token_s <= MOST_S and self.max_s > 0):
+            need = f"0 <= base_s <= max_s, per_ki_token_s >= 0 and max_s > 0, all of at most {MOST_S:g}"
             raise ConfigError(f"cannot use {self}: need {need}")
 
     def limit_ns(self, tokens: int) -> int:
@@ -98,8 +98,8 @@ class Retry:
     def __post_init__(self) -> None:
         for name in ("every_ticks", "max_queries", "max_waiting", "give_up_ticks"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"cannot use {name}={value!r}: need a whole number of at least 1")
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TICKS:
+                raise ConfigError(f"cannot use {name}={value!r}: need a whole number from 1 to {MOST_TICKS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,8 @@ class Policies:
         if self.lag_ticks < self.pipeline_stages - 1:
             stages = f"{self.pipeline_stages} pipeline stages need at least {self.pipeline_stages - 1}"
             raise ConfigError(f"cannot use lag_ticks={self.lag_ticks}: {stages}, since a stage's tick is fed by the one before")
-        if not (isinstance(self.lost_read_s, (int, float)) and isfinite(self.lost_read_s) and self.lost_read_s > 0):
-            raise ConfigError(f"cannot use lost_read_s={self.lost_read_s!r}: need a finite time above 0")
+        if not (isinstance(self.lost_read_s, (int, float)) and 0 < self.lost_read_s <= MOST_S):
+            raise ConfigError(f"cannot use lost_read_s={self.lost_read_s!r}: need a time above 0 and of at most {MOST_S:g}")
 
     @property
     def degrade(self) -> bool:

@@ -7,11 +7,13 @@ import pytest
 from lifecycle.errors import ConfigError
 from lifecycle.policies import (
     MOST_PAGES,
+    MOST_TICKS,
     STOP_POLICIES,
     BestEffort,
     OnShortfall,
     Policies,
     Pressure,
+    Retry,
     Timeout,
     WaitComplete,
     stop_policy,
@@ -58,7 +60,7 @@ def test_timeout_may_be_constant() -> None:
 @pytest.mark.parametrize(
     "values",
     [(-1, 0, 1), (2, 0, 1), (0, -0.1, 1), (0, 0, 0), (0, 0, -1), (NAN, 0, 1), (0, NAN, 1), (0, 0, NAN), (0, INF, 1),
-     (0, 0, INF), (INF, 0, INF)],
+     (0, 0, INF), (INF, 0, INF), (1e300, 0, 1e300), (0, 10**400, 1), (0, 0, 10**400)],
 )  # fmt: skip
 def test_timeout_that_makes_no_sense_is_refused(values: tuple[float, float, float]) -> None:
     """A negative, unbounded or undefined limit is refused when it is built, not when it runs out."""
@@ -92,16 +94,25 @@ def test_count_below_its_least_is_refused_by_name(field: str, least: int) -> Non
             Policies(**{field: bad})
 
 
+@pytest.mark.parametrize("field", ["every_ticks", "max_queries", "max_waiting", "give_up_ticks"])
+def test_a_retry_that_could_not_be_counted_is_refused(field: str) -> None:
+    """Each of its numbers is a whole one that a tick or a count can reach, and that a log can hold."""
+    assert getattr(Retry(**{field: 1}), field) == 1
+    for bad in (0, True, 1.5, NAN, "1", MOST_TICKS + 1, 2**64):
+        with pytest.raises(ConfigError, match=f"{field}=.*need a whole number from 1"):
+            Retry(**{field: bad})
+
+
 def test_limit_of_no_tokens_is_refused_at_start() -> None:
     """A limit that declines every prefetch is an error, not a silent end of prefetching."""
     with pytest.raises(ConfigError, match="limit_tokens=0"):
         Policies(limit_tokens=0)
 
 
-@pytest.mark.parametrize("seconds", [0, -1.0, NAN, INF])
+@pytest.mark.parametrize("seconds", [0, -1.0, NAN, INF, 1e300, 10**400])
 def test_lost_read_time_must_be_finite_and_above_0(seconds: float) -> None:
     """A read is given up after some time under every policy."""
-    with pytest.raises(ConfigError, match=r"lost_read_s=.*need a finite time above 0"):
+    with pytest.raises(ConfigError, match=r"lost_read_s=.*need a time above 0"):
         Policies(lost_read_s=seconds)
 
 

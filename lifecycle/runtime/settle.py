@@ -134,14 +134,15 @@ class Settler:
         except Exception as error:  # a failing port: nothing happened; it is tried again, and reported when it stays so
             tries = self._tries[key] = self._tries.get(key, 0) + 1
             self.retry.add(prefetch)
-            log.warning(
-                "a port failed; it is tried again at the next tick",
-                prefetch=prefetch,
-                obligation=what,
-                tries=tries,
-                error=repr(error),
-                what_to_do="see the error; if it stays, the port breaks its contract or the engine frees what is not its own",
-            )
+            if tries & (tries - 1) == 0:  # at 1, 2, 4, 8, …: a port that stays broken must not fill the disk with lines
+                log.warning(
+                    "a port failed; it is tried again at the next tick",
+                    prefetch=prefetch,
+                    obligation=what,
+                    tries=tries,
+                    error=repr(error),
+                    what_to_do="see the error; if it stays, the port breaks its contract or the engine frees what is ours",
+                )
             if index:
                 self.index_fault = error
             if tries == self._stuck_after:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from kit.rig import PAGE_TOKENS, Rig
 from kit.spies import PortDown
+from structlog.testing import capture_logs
 
 from lifecycle import events as ev
 from lifecycle.errors import SyncFailed
@@ -115,6 +116,15 @@ def test_a_port_that_fails_is_tried_again(rig_of: RigOf, layout: str, how: str, 
         assert rig.take_loaded() + rig.take_loaded("twin") == 8 * PAGE_TOKENS
     else:
         assert rig.take_loaded() == end.usable_page * PAGE_TOKENS
+
+
+def test_a_port_that_stays_broken_does_not_flood_the_engines_log(rig_of: RigOf) -> None:
+    """It is warned of at tries 1, 2, 4, 8, and so on, not at every tick."""
+    rig = rig_of()
+    with capture_logs() as logs:
+        ended_by(rig, "clamped", "release", 100)
+        rig.until(lambda: not rig.ranks[0].book.local)
+    assert [entry["tries"] for entry in logs if entry["event"].startswith("a port failed")] == [1, 2, 4, 8, 16, 32, 64]
 
 
 @pytest.mark.parametrize("times", [1, 3, 3 * STUCK])

@@ -33,11 +33,11 @@ _READ_CODES = {
     ReadCode.CORRUPT: "a page did not match its header or checksum; delete it and look for what damages pages",
     ReadCode.LEASE_EXPIRED: "the lease ran out before the bytes came; make the lease longer, or batches and queues shorter",
     ReadCode.IO_ERROR: "it reported an error; its own log says which",
-    ReadCode.BAD_RESULT: "it does not answer with one result per key; its adapter does not keep the port's contract",
+    ReadCode.BAD_RESULT: "it does not answer with one `PageResult` per key; its adapter does not keep the port's contract",
 }
 _DISCARDED = {
     Reason.QUERY_FAILED: Advice(
-        "existence query failed", _STORE + "the query raised, or was not answered in time; nothing could be prefetched"
+        "existence query failed", _STORE + "the query raised, was not answered in time, or not for every key of every pool"
     ),
     Reason.ANCHOR_LOST: Advice(
         "anchor lost", "the index let go of a place that was locked; look for evictions that ignore its locks"

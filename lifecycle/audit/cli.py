@@ -18,6 +18,7 @@ from lifecycle.errors import LifecycleError
 __all__ = ["CLEAN", "UNREADABLE", "VIOLATED", "main"]
 
 _LOG = "an event log (JSON lines, plain or gzipped, or SQLite), or a folder of them"
+_SERVER_LOG = "what an SGLang server printed, as it is: ANSI colours, rotated, gzipped"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,9 +50,11 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     subs = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, command: commands.Command, words: str, logs: str | int = "+") -> argparse.ArgumentParser:
+    def add(
+        name: str, command: commands.Command, words: str, logs: str | int = "+", what: str = _LOG
+    ) -> argparse.ArgumentParser:
         sub = subs.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.", allow_abbrev=False)
-        sub.add_argument("logs", nargs=logs, metavar="LOG", help=_LOG)
+        sub.add_argument("logs", nargs=logs, metavar="LOG", help=what)
         sub.add_argument("--run", metavar="ID", help="this run alone")
         sub.add_argument("--json", action="store_true", help="for programs: one JSON object a line")
         sub.set_defaults(command=command)
@@ -68,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("--every", action="store_true", help="compare every event, not only what is the same on all ranks")
     diff.add_argument("--context", type=_natural, default=4, metavar="N", help="events around it (%(default)s)")
     add("stats", commands.show_stats, "count outcomes, reasons, hits, waste, waits and occupancy")
-    sglang = add("import-sglang", sglang_commands.import_logs, "read SGLang server logs, for verify, explain and stats")
+    said = "read SGLang server logs, for verify, explain and stats"
+    sglang = add("import-sglang", sglang_commands.import_logs, said, what=_SERVER_LOG)
     sglang.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write it (mode 0600)")
     drawn = add("trace", commands.trace, "write a Chrome trace, which opens in Perfetto")
     page = add("report", commands.report, "write one self-contained page of HTML")

@@ -1,7 +1,7 @@
 """The commands of `prefetch-audit`: each reads logs, prints, and returns its exit status."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import msgspec
@@ -21,7 +21,7 @@ from lifecycle.audit.trace import write_trace
 from lifecycle.audit.verify import violations
 from lifecycle.audit.words import count_of, name, plain
 from lifecycle.errors import LogError
-from lifecycle.events import Issued
+from lifecycle.events import EventsLost, Issued, Record
 
 CLEAN, VIOLATED, UNREADABLE = 0, 1, 2
 
@@ -75,12 +75,34 @@ def verify(given: argparse.Namespace, out: Console) -> int:
     scanned = read(given, out)
     for run in chosen(scanned, given):
         known = Known(run.opened)
-        found = known.faults(violations([segment.records() for segment in run.segments]))
-        total += (_verify_json if given.json else _verify_text)(given, out, run, found, known)
+        gaps: dict[str, int] = {}
+        found = known.faults(violations([_noting(segment, gaps) for segment in run.segments]))
+        total += (_verify_json if given.json else _verify_text)(given, out, run, found, known, gaps)
     return VIOLATED if total else CLEAN
 
 
-def _verify_text(given: argparse.Namespace, out: Console, run: Run, found: Iterable[Violation], known: Known) -> int:
+def _noting(segment: Segment, gaps: dict[str, int]) -> Iterator[Record]:
+    """Yield the records of a log, counting by rank the events that it says were lost."""
+    for record in segment.records():
+        if type(record.event) is EventsLost:
+            rank = "?" if segment.rank is None else str(segment.rank)
+            gaps[rank] = gaps.get(rank, 0) + record.event.events
+        yield record
+
+
+def _unknown(run: Run, gaps: dict[str, int]) -> list[str]:
+    """Return what the laws could not be held against, once the logs are read."""
+    said = [
+        f"rank {rank} lost {count_of(events, 'event')}: no law is held against what they said" for rank, events in gaps.items()
+    ]
+    if run.opened is None:
+        said.append("no log has a header that can be used: layout, rule and policies are not known")
+    return said
+
+
+def _verify_text(
+    given: argparse.Namespace, out: Console, run: Run, found: Iterable[Violation], known: Known, gaps: dict[str, int]
+) -> int:
     count = 0
     for violation in found:
         count += 1
@@ -90,16 +112,20 @@ def _verify_text(given: argparse.Namespace, out: Console, run: Run, found: Itera
         out.print(f"and {count - given.most} more (--most {given.most})")
     for line in known.text():
         out.print(line)
+    for line in _unknown(run, gaps):
+        out.print(f"cannot tell: {line}")
     missing = f" (not here: rank {', '.join(map(str, run.missing[:8]))})" if run.missing and run.opened else ""
     out.print(f"run {name(run.id)}: {run.ranks}: {count_of(count, 'violation') if count else 'no violations'}{missing}")
     return count
 
 
-def _verify_json(given: argparse.Namespace, out: Console, run: Run, found: Iterable[Violation], known: Known) -> int:
+def _verify_json(
+    given: argparse.Namespace, out: Console, run: Run, found: Iterable[Violation], known: Known, gaps: dict[str, int]
+) -> int:
     kept = [told(violation) for violation in islice(iter(found), given.most)]
     count = len(kept) + sum(1 for _ in found)
     facts = {"run": run.id, "ranks": [s.rank for s in run.segments], "missing_ranks": run.missing, "violations": count}
-    out.print(as_json({**facts, "known_differences": known.counts, "found": kept}))
+    out.print(as_json({**facts, "known_differences": known.counts, "unknown": _unknown(run, gaps), "found": kept}))
     return count
 
 

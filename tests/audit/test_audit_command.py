@@ -1,5 +1,6 @@
 """`prefetch-audit verify LOG...`."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from audit_stories import run, tape
 from lifecycle.audit import runs
 from lifecycle.audit.cli import CLEAN, UNREADABLE, VIOLATED, main
 from lifecycle.codec import encode
-from lifecycle.events import AnchorUnlocked, LogOpened, Record, RequestFinished
+from lifecycle.events import AnchorUnlocked, EventsLost, LogOpened, Record, RequestFinished
 from stores.events import SqliteEventLog
 
 
@@ -31,6 +32,19 @@ def test_a_clean_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     """A clean log says so, and exits with 0."""
     assert main(["verify", write(tmp_path / "rank0.jsonl", run("plain")[0])]) == CLEAN
     assert "no violations" in capsys.readouterr().out
+
+
+def test_what_was_lost_is_no_clean_bill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a log says that events were lost, or has no header, verify says what it cannot tell, and no more is wrong."""
+    first, *rest = run("plain")[0]
+    lost = Record(first.seq, first.at_ns, EventsLost(1, first.seq, "a full disk"))
+    log = write(tmp_path / "rank0.jsonl", [lost, *rest])
+    assert main(["verify", log]) == CLEAN
+    out = capsys.readouterr().out
+    assert "cannot tell: rank ? lost 1 event:" in out
+    assert "cannot tell: no log has a header" in out
+    main(["verify", "--json", log])
+    assert len(json.loads(capsys.readouterr().out)["unknown"]) == 2
 
 
 def test_violations_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,6 +107,9 @@ class Issuing:
                 self._rank.index.lock(anchor)
             except AnchorLost:
                 return self._decide(request, attempt, keys, anchor, Reason.ANCHOR_LOST)
+            except Exception as error:  # where ranks share its shape, the others have begun: the next round says why not here
+                self._rank.settler.index_fault = error
+                raise
         return decided
 
     def _begin(self, decided: Issued | Declined, keys: KeyChain, anchor: Anchor, tried: bool = False) -> int | Declined:

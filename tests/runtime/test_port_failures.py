@@ -8,7 +8,7 @@ from kit.spies import PortDown
 from structlog.testing import capture_logs
 
 from lifecycle import events as ev
-from lifecycle.errors import SyncFailed
+from lifecycle.errors import RankDivergence, SyncFailed
 from lifecycle.layout import PRESETS
 from lifecycle.reasons import Reason
 from lifecycle.states import State
@@ -164,6 +164,22 @@ def test_an_index_that_fails_on_one_rank_fails_the_round_on_all(rig_of: RigOf, l
     assert isinstance(rig.outcome(id_), ev.Committed)  # decided before, alike on all
     with pytest.raises(SyncFailed):
         rig.tick()
+
+
+def test_a_lock_that_fails_at_issue_on_one_rank_is_told_in_the_next_round(rig_of: RigOf) -> None:
+    """The others have begun what this rank could not: all fail for that reason, and not as if they were commanded unlike."""
+    rig = rig_of(ranks=2)
+    spy_of(rig, "lock", rank=1)(1)
+    keys = rig.prompt("r", 8)
+    anchors = [index.match(keys, 0).anchor for index in rig.indexes]
+    rig.unequal = True
+    assert rig.ranks[0].issue("r", 0, keys, anchors[0]) == 1
+    with pytest.raises(PortDown) as down:
+        rig.ranks[1].issue("r", 0, keys, anchors[1])
+    with pytest.raises(SyncFailed) as failed:
+        rig.tick()
+    assert not isinstance(failed.value, RankDivergence)
+    assert rig.ranks[1].fault is down.value
 
 
 def test_a_lock_that_fails_at_issue_changes_nothing(rig_of: RigOf) -> None:

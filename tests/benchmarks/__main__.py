@@ -57,7 +57,9 @@ def complete(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 
 def main() -> int:
     """Run, print, and return 1 if a benchmark failed to run; a goal that is missed is no failure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", action="append", choices=list(BENCHES), help="run this one; may be given several times")
     parser.add_argument("--quick", action="store_true", help="fewer repeats and smaller sizes: for a look")
     parser.add_argument("--json", action="store_true", help="print one object instead of the table")

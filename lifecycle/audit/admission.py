@@ -141,7 +141,7 @@ def _served(ledger: Ledger, seq: int, event: PrefixServed) -> None:
             if not brought:
                 what = f"{event.request!r} was served [{start}:{stop}) of it, and it is {account.state}"
                 ledger.say(Law.SERVED, what, "only pages that it published", (seq,), account)
-        elif source > ledger.last_id and not ledger.gapped:
+        elif (source > ledger.last_id and not ledger.gapped) or source < 0:
             what = f"served from prefetch {source}"
             ledger.say(Law.SERVED, what, "a prefetch that was issued, or 0", (seq,), None, event.request)
 

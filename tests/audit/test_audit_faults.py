@@ -683,6 +683,11 @@ def serves_from_a_prefetch_that_never_was(t: Tape) -> None:
     t.change(PrefixServed, new={"sources": ((0, 8, 7),)})
 
 
+@spoilt(Law.SERVED, "plain")
+def serves_from_a_prefetch_that_no_id_names(t: Tape) -> None:
+    t.change(PrefixServed, new={"sources": ((0, 8, -1),)})
+
+
 @spoilt(Law.PLAN, "capped")
 def raises_the_cap(t: Tape) -> None:
     t.put(Capped(1, 9), Capped)

@@ -13,7 +13,7 @@ Rows that these parts cannot express, and where they belong:
     sglang#20460, #15805  which process groups exist: the transport's tests
     sglang#13146, #26448-B  key functions: one only (tests/core); the span is asked from the anchor on, see below
     sglang#31315, #36386  beliefs about presence with a time to live: a store's own
-    sglang#40011          re-query and re-issue are the engine's, which sees `Declined` and the reason
+    sglang#40011          what retries cost: `test_retry_misses.py`; that a decline asks nothing is in the other part
     sglang#37503          what admission does with loaded tokens: the engine's; ours is `take_loaded`
     sglang#18846          K and V halves of one page: a store's own; one result per key here, see `bad result`
     vllm#45474            block lists per group of an engine

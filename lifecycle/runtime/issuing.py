@@ -27,6 +27,7 @@ class Issuing:
     def __init__(self, rank: Rank, watch: Callable[[Transfer], None]) -> None:
         self._rank = rank
         self._watch = watch
+        self._failed_tries = 0  # in a row, by a port
 
     def issue(self, request: str, attempt: int, keys: KeyChain, anchor: Anchor) -> int | Declined:
         """Begin a prefetch by command; the errors are those of `Coordinator.issue`."""
@@ -69,13 +70,17 @@ class Issuing:
         except Exception as error:  # a failing port: nothing happened
             if not rank.alone:
                 raise  # this rank's index may differ by now, which its next round tells
-            log.warning(
-                "a port failed; the request is tried again at the next tick",
-                request=waiter.request,
-                error=repr(error),
-                what_to_do="see the error: the prefix index raised where it should not",
-            )
+            self._failed_tries += 1
+            if self._failed_tries & (self._failed_tries - 1) == 0:  # at 1, 2, 4, 8, ...: as the settler warns
+                log.warning(
+                    "a port failed; the request is tried again at the next tick",
+                    request=waiter.request,
+                    tries=self._failed_tries,
+                    error=repr(error),
+                    what_to_do="see the error: the prefix index raised where it should not",
+                )
             return False
+        self._failed_tries = 0
         if waiter.for_room and isinstance(decided, Declined) and decided.reason is Reason.RATE_LIMITED:
             self._wait(decided, keys, tried=True)  # the index has less of it by now: it needs more, and keeps its place
             return True

@@ -19,6 +19,7 @@ from kit.waits import (
     waiters,
     waiting_rig,
 )
+from structlog.testing import capture_logs
 
 from lifecycle import events as ev
 from lifecycle.audit import verify_logs
@@ -189,6 +190,20 @@ def test_a_port_that_fails_is_tried_again(rig_of: RigOf, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(rig.indexes[0], "lock", flaky)
     rig.until(lambda: not broken, patience=EVERY)
+    assert waiters(rig) == [("r", 0, "full_miss")]
+    rig.tick()
+    assert story(rig, "r") == ["issued 0", "waits full_miss", "tried", "issued 0"]
+    check(rig)
+
+
+def test_an_index_that_stays_broken_does_not_flood_the_engines_log(rig_of: RigOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is warned of at tries 1, 2, 4, 8, and so on, not at every tick; the request waits on, and begins once it can."""
+    rig = waiting_rig(rig_of, "to ask")
+    with monkeypatch.context() as patch, capture_logs() as logs:
+        patch.setattr(rig.indexes[0], "match", None)
+        rig.tick(20 + EVERY)
+    tries = [entry["tries"] for entry in logs if entry["event"].startswith("a port failed")]
+    assert tries == [1, 2, 4, 8, 16]
     assert waiters(rig) == [("r", 0, "full_miss")]
     rig.tick()
     assert story(rig, "r") == ["issued 0", "waits full_miss", "tried", "issued 0"]

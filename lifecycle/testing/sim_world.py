@@ -277,7 +277,8 @@ class World:
             checks.balance(rank, self.setup.layout)
             checks.recount(rank, replay=True)
             refused = rank.memory.refused + rank.index.refused > before
-            if rank.coordinator.book.open_obligations() and refused:
+            unpaid = rank.coordinator.book.open_obligations() or any(pages.total() for pages in checks.not_taken_back(rank))
+            if unpaid and refused:
                 self.ticker.owing = True
             else:
                 checks.nothing_left(rank, self.setup.layout)

@@ -66,6 +66,12 @@ def test_what_was_found_stays_mended(trace: Sequence[tuple[object, ...]], kv_pag
     assert failure is None, failure
 
 
+def test_evicted_pages_that_memory_refuses_to_the_end_are_excused_by_that() -> None:
+    """A rank that closes while host memory takes no evicted page back has leaked nothing by itself."""
+    trace = steps(("adopt", 2, 5), ("port", 0, "release", 9), ("adopt", 6, 5), ("restart", 0, 0))
+    assert run(one(kv_pages=5), trace)[1] is None
+
+
 def test_no_eviction_breaks_the_promise_of_an_insert_that_is_tried_again() -> None:
     """An index that raises while it takes what is partly there stops every plan until it has taken it."""
     trace = steps(

@@ -29,7 +29,7 @@ class RadixIndex:
     """
 
     def __init__(self, layout: Layout, degrade: bool = False) -> None:
-        self._layout = layout
+        self.layout = self._layout = layout
         self.degrade = degrade
         self._rows = Rows(layout)
         self._required = layout.required(degrade)

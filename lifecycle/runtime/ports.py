@@ -122,7 +122,8 @@ class InsertPlan:
 class PrefixIndex(Protocol):
     """The prefix index of L2. Its shape is the same on all ranks; only the slot numbers in it are local.
 
-    An index that spares rebuildable pools or not has `degrade`, which must be that of the policies.
+    An index that spares rebuildable pools or not has `degrade`, which must be that of the policies; one
+    built for a `Layout` may say so as `layout`, whose pools must be the coordinator's.
     It moves by these verbs alone. LRU is counted in ticks; ties go by insertion number; no choice iterates over a set.
     """
 

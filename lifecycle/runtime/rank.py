@@ -158,6 +158,12 @@ def _check_absent(layout: Layout, absent: frozenset[str]) -> None:
 
 
 def _check_index(layout: Layout, policies: Policies, index: PrefixIndex) -> None:
+    theirs = getattr(index, "layout", layout)
+    if isinstance(theirs, Layout) and theirs.pools != layout.pools:
+        raise ConfigError(
+            f"cannot start layout {layout.name} with a prefix index built for another layout, {theirs.name}: what it serves is"
+            " covered by other pools or windows (build both from one layout)"
+        )
     spares = getattr(index, "degrade", policies.degrade)
     if layout.required(spares) != layout.required(policies.degrade):
         raise ConfigError(

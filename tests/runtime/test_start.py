@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lifecycle.errors import ConfigError
-from lifecycle.layout import Layout, preset, swa
+from lifecycle.layout import Layout, dsa, kv_only, preset, swa
 from lifecycle.policies import OnShortfall, Policies
 from lifecycle.runtime import Coordinator
 from stores.events import MemoryEventLog
@@ -67,3 +67,10 @@ def test_an_index_with_pages_is_refused() -> None:
     index.insert(index.root, keys, {"kv": (0, 1)}, {"kv": np.zeros(1, np.int32)}, 0, 0)
     with pytest.raises(ConfigError, match="a prefix index that holds 1 pages of kv: start with an empty one"):
         start(layout, index)
+
+
+@pytest.mark.parametrize(("layout", "other"), [("dsa", kv_only()), ("swa", swa(window_pages=1)), ("kv_only", dsa())])
+def test_an_index_of_another_layout_is_refused(layout: str, other: Layout) -> None:
+    """A match would be covered by other pools, or by a shorter window, than the model needs."""
+    with pytest.raises(ConfigError, match="built for another layout"):
+        start(preset(layout), RadixIndex(other))

@@ -13,6 +13,10 @@ from lifecycle.audit.waitlist import Waits
 from lifecycle.events import Event, PageOverwritten, TokensReturned
 from lifecycle.layout import AllPages
 from lifecycle.ranges import Range
+from lifecycle.reasons import Reason
+
+LAST_WORDS = frozenset({Reason.SHUTDOWN, Reason.SYNC_FAILED})
+"""They end everything that is in flight or waits, and nothing begins to move afterwards."""
 
 _REMEMBERED = 1024  # prefetches that are over, remembered for better words only
 
@@ -54,6 +58,7 @@ class Ledger:
         self.requests: dict[str, RequestView] = {}
         self.waits = Waits()
         self.last_id = 0
+        self.last_word: int | None = None  # seq of the first record that ended the whole run (shutdown, failed round)
         self.occupied_tokens = 0
         self.reserved_pages = dict.fromkeys(self.own, 0)  # agreed
         self.resident_pages = dict.fromkeys(self.own, 0)  # agreed

@@ -29,6 +29,9 @@ def step(ledger: Ledger, account: Account, seq: int, event: Event, trigger: Trig
     Only a terminal state is not left: then the event is to be ignored.
     """
     state = account.state
+    if ledger.last_word is not None and dest is not State.DISCARDED:
+        what = f"{type(event).__name__} after the run was ended"
+        ledger.say(Law.LATE, what, "nothing moves any more, but is discarded", (ledger.last_word, seq), account)
     if NEXT[state].get(trigger) is dest:
         account.state = dest
         account.published = dest is State.COMMITTED or dest is State.CLAMPED

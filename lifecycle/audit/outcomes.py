@@ -7,7 +7,7 @@ from lifecycle import coverage
 from lifecycle import ranges as r
 from lifecycle.audit.account import Account, size, without
 from lifecycle.audit.laws import Law
-from lifecycle.audit.ledger import Ledger
+from lifecycle.audit.ledger import LAST_WORDS, Ledger
 from lifecycle.audit.moves import step
 from lifecycle.audit.stops import check_revoked
 from lifecycle.coverage import Outcome
@@ -118,6 +118,8 @@ def _discarded(ledger: Ledger, account: Account, seq: int, event: Discarded) -> 
     account.freeze(ledger.layout)
     if before is State.ISSUED:
         account.reason = event.reason
+    if event.reason in LAST_WORDS and ledger.last_word is None:
+        ledger.last_word = seq
     if event.reason in COMMANDS:
         return
     since = account.marks.get(Synced, seq)

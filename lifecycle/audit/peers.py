@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from lifecycle.audit.laws import Law, Violation
+from lifecycle.audit.ledger import LAST_WORDS
 from lifecycle.audit.rank import RankAudit
 from lifecycle.events import (
     EVENT_TYPES,
@@ -31,7 +32,6 @@ LOOK_AHEAD = 1024
 Key = int | str
 
 _FACTS = {kind: attrgetter(*kind.REPLICATED) for kind in EVENT_TYPES.values() if kind.REPLICATED}
-_LAST_WORDS = frozenset({Reason.SYNC_FAILED, Reason.SHUTDOWN})
 
 
 _KEY_OF = {
@@ -120,7 +120,7 @@ class Peers:
             event = record.event
             if type(event) in _FACTS:
                 key = _key(event)
-                if isinstance(event, (Discarded, WaitEnded)) and event.reason in _LAST_WORDS:
+                if isinstance(event, (Discarded, WaitEnded)) and event.reason in LAST_WORDS:
                     self._end(stream)
                 elif key not in self._left_out:
                     stream.ahead.append((key, record))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lifecycle.audit.laws import Law
-from lifecycle.audit.ledger import Ledger
+from lifecycle.audit.ledger import LAST_WORDS, Ledger
 from lifecycle.audit.terms import RetryTerms
 from lifecycle.audit.waitlist import Wait
 from lifecycle.events import Declined, Discarded, Event, Issued, PlanAgreed, Terminated, TokensReturned, WaitBegan, WaitEnded
@@ -193,6 +193,10 @@ def _ended(ledger: Ledger, seq: int, event: WaitEnded) -> None:
         say(f"a wait is over as {event.reason}", f"tried, or {', '.join(sorted(reason for reason in ENDS if reason))}")
     if event.reason in (None, Reason.RATE_LIMITED) and not first:
         say("it is let out of the line for room", f"{next(iter(waits.line))!r} first")
+    if event.reason is None and ledger.last_word is not None:
+        ledger.say(Law.LATE, "tried after the run was ended", "no more", (ledger.last_word, seq), None, event.request)
+    if event.reason in LAST_WORDS and ledger.last_word is None:
+        ledger.last_word = seq
     if event.reason is None and event.tick < wait.due_tick:
         say(f"tried at tick {event.tick}", f"not before {wait.due_tick}")
     if event.reason is Reason.RATE_LIMITED:

@@ -109,6 +109,11 @@ def takes_tokens_of_a_finished_request(t: Tape) -> None:
     t.put(LoadedTaken("a", 0, 32), RequestFinished)
 
 
+@spoilt(Law.LATE, "pressed")
+def goes_on_after_the_run_was_ended(t: Tape) -> None:
+    t.change(Discarded, reason=Reason.SUPERSEDED, new={"reason": Reason.SHUTDOWN})
+
+
 # --- admission and plan -----------------------------------------------------------------------------------------------------
 
 

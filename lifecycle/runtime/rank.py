@@ -69,6 +69,7 @@ class Rank:
             # Slots that an earlier run left quarantined or out are none of this one's, and none of its budget.
             self.capacity_pages = {pool.name: whole(self.memory.free_pages(pool.name)) for pool in layout.own}
             self.old_quarantined_pages = {pool.name: whole(self.memory.quarantined_pages(pool.name)) for pool in layout.own}
+            page_bytes = {pool.name: whole(self.memory.page_bytes(pool.name)) for pool in layout.pools}
             opening = Opening(layout, policies, page_size_tokens, self.index.digest(), VERSION)
         except Exception:  # the others wait in the opening exchange: they must learn it, or they would hang
             decline(self.transport)
@@ -80,7 +81,7 @@ class Rank:
         self.readers: ReaderPool = (
             Readers(ports.store, self.memory, self.clock_ns, readers, name) if isinstance(readers, int) else readers
         )
-        self.transfers = Transfers(layout, policies, self.memory, self.readers, self.clock_ns, self.emit, self.absent)
+        self.transfers = Transfers(layout, policies, page_bytes, self.readers, self.clock_ns, self.emit, self.absent)
         self.residency = Residency(layout, self.book, self.memory, self.index, self.emit)
         self.settler = Settler(layout, self.memory, self.index, self.emit, policies.stuck_after_tries)
         self.steps = Steps(
@@ -137,8 +138,10 @@ class Rank:
 
 
 def _check(layout: Layout, policies: Policies, page_size_tokens: int, readers: int | ReaderPool) -> None:
-    if page_size_tokens < 1:
-        raise ConfigError(f"cannot start with page size {page_size_tokens}: use at least 1 token")
+    if not isinstance(policies, Policies):
+        raise ConfigError(f"cannot start with policies={policies!r}: use a Policies")
+    if not isinstance(page_size_tokens, int) or page_size_tokens < 1:
+        raise ConfigError(f"cannot start with page size {page_size_tokens!r}: use a whole number of at least 1 token")
     if len(layout.own) > MAX_OWN_POOLS:
         raise ConfigError(f"cannot start with {len(layout.own)} pools with own slots: use at most {MAX_OWN_POOLS}")
     if isinstance(readers, int) and readers < 1:

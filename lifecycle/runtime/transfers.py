@@ -3,8 +3,7 @@
 Lives on the scheduler's thread. Decides nothing: it turns notes into events and queues into withdrawals.
 """
 
-from collections.abc import Callable
-from operator import index as whole
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -28,7 +27,6 @@ from lifecycle.policies import Policies
 from lifecycle.reasons import ReadCode, Reason
 from lifecycle.runtime.jobs import Job, Landing, Note, Part
 from lifecycle.runtime.overdue import Overdue
-from lifecycle.runtime.ports import HostMemory
 from lifecycle.runtime.readers import ReaderPool
 from lifecycle.runtime.transfer import Transfer
 from lifecycle.states import State
@@ -43,7 +41,7 @@ class Transfers:
         self,
         layout: Layout,
         policies: Policies,
-        memory: HostMemory,
+        page_bytes: Mapping[str, int],
         readers: ReaderPool,
         clock_ns: Callable[[], int],
         emit: Emit,
@@ -52,7 +50,7 @@ class Transfers:
         self._layout = layout
         self._absent = absent
         self._policies = policies
-        self._page_bytes = {pool.name: whole(memory.page_bytes(pool.name)) for pool in layout.pools}
+        self._page_bytes = page_bytes
         self._readers = readers
         self._clock_ns = clock_ns
         self._emit = emit

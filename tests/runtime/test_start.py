@@ -44,7 +44,8 @@ def test_where_no_pool_can_be_rebuilt_the_index_may_be_built_either_way() -> Non
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"page_size_tokens": 0}, "cannot start with page size 0: use at least 1 token"),
+        ({"page_size_tokens": 0}, "cannot start with page size 0: use a whole number of at least 1 token"),
+        ({"page_size_tokens": "16"}, "cannot start with page size '16': use a whole number of at least 1 token"),
         ({"readers": 0}, "cannot start with 0 readers: use at least 1"),
         ({"absent": {"kv"}}, "cannot start a rank without a shard of pool 'kv'"),
         ({"absent": {"draft"}}, "cannot find pool 'draft' in layout 'kv_only': no such pool"),

@@ -11,6 +11,7 @@ from lifecycle.layout import Layout, Pool, dsa, kv_only, swa
 from lifecycle.policies import BestEffort, OnShortfall, Policies, Pressure, Retry, Timeout, WaitComplete
 from lifecycle.runtime import rank as rank_module
 from lifecycle.runtime.transport import Alone, TorchTransport
+from stores.host import TorchHostMemory
 from stores.prefix import RadixIndex
 from tests.sync.harness import World, run_ranks
 from tests.sync.part import Part, host_memory, prompt
@@ -125,7 +126,16 @@ def cannot_start(world: World) -> list[str]:
         refusal(lambda: Part(policies=Policies(limit_tokens=1 if odd else 1 << 20))),
         refusal(lambda: Part(full if odd else "kv_only")),
         refusal(lambda: Part(index=used_index() if odd else None)),
+        refusal(lambda: Part(memory=Unsized(kv_only(), {"kv": 32}, {"kv": 32}, pin=False) if odd else None)),
     ]
+
+
+class Unsized(TorchHostMemory):
+    """Host memory that cannot say how large a page is."""
+
+    def page_bytes(self, pool: str) -> int:
+        """Fail, as an engine's own port may."""
+        raise ConfigError(f"no page size of {pool}")
 
 
 def used_index() -> RadixIndex:
@@ -142,7 +152,8 @@ def test_a_rank_that_cannot_start_tells_the_others() -> None:
     """What one rank refuses by itself is its own error there, and an error on every other rank, at once."""
     others, odd, third = run_ranks(3, cannot_start)
     assert all("a rank cannot start with what it was given" in text for text in others + third)
-    for text, what in zip(odd, ("page size 0", "0 readers", "limit_tokens=1", "41 pools", "holds 8 pages of kv"), strict=True):
+    told = ("page size 0", "0 readers", "limit_tokens=1", "41 pools", "holds 8 pages of kv", "no page size of kv")
+    for text, what in zip(odd, told, strict=True):
         assert what in text
 
 

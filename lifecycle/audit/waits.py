@@ -181,7 +181,7 @@ def _ended(ledger: Ledger, seq: int, event: WaitEnded) -> None:
         ledger.say(Law.WAITING, what, right, (seq,) if wait is None else (wait.seq, seq), None, event.request)
 
     waits.from_line = event.request in waits.line
-    first = not (waits.from_line and others_in_line(ledger, event.request))
+    first = not (waits.from_line and others_in_line(ledger, event.request)) or ledger.gapped  # who left may be in the gap
     waits.drop(event.request)
     if event.reason is None:
         waits.tried = event.request, event.attempt, seq
@@ -199,7 +199,7 @@ def _ended(ledger: Ledger, seq: int, event: WaitEnded) -> None:
         ledger.last_word = seq
     if event.reason is None and event.tick < wait.due_tick:
         say(f"tried at tick {event.tick}", f"not before {wait.due_tick}")
-    if event.reason is Reason.RATE_LIMITED:
+    if event.reason is Reason.RATE_LIMITED and not ledger.gapped:  # since when may be in the gap, too
         waited, most = event.tick - wait.since_tick, None if retry is None else retry.give_up_ticks
         if wait.reason is not Reason.RATE_LIMITED or most is None or waited <= most:
             say(f"given up after {waited} ticks", f"only a wait for room, after {most}")

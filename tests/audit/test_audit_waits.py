@@ -272,3 +272,15 @@ def test_who_waits_behind_a_gap_and_is_served_waits_no_more() -> None:
     assert verify_log(tape.records()) == []
     del tape.events[place + 2]
     assert [each.what for each in verify_log(tape.records())] == ["attempt 0 waits at the stop"]
+
+
+def test_who_is_first_in_line_and_since_when_may_be_in_a_gap() -> None:
+    """A wait that began before events were lost is told again when it needs more room: its place and its age are not known."""
+    tape = Tape(run())
+    place = tape.find(Declined, request="g")
+    again = tape.get(WaitBegan, request="g")
+    tape.events[place:] = [
+        EventsLost(1, place, "a full disk"), msgspec.structs.replace(again, request="h"), again,
+        WaitEnded("g", 0, again.tick, Reason.RATE_LIMITED), WaitEnded("h", 0, again.tick, Reason.ABORTED), tape.events[-1],
+    ]  # fmt: skip
+    assert verify_log(tape.records()) == []

@@ -37,7 +37,7 @@ from lifecycle.waiting import Waiter
 MISSES = frozenset(
     {Reason.QUERY_FAILED, Reason.SIDECAR_ABSENT, Reason.HEAD_MISSING, Reason.FULL_MISS, Reason.BELOW_THRESHOLD}
 )
-"""L3 was asked, and there was nothing to read: it is worth asking again. Lowest code first, as ranks reduce them."""
+"""L3 was asked, and there was nothing to read: it is worth asking again."""
 
 
 def issue(

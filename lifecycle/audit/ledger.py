@@ -13,10 +13,6 @@ from lifecycle.audit.waitlist import Waits
 from lifecycle.events import Event, PageOverwritten, TokensReturned
 from lifecycle.layout import AllPages
 from lifecycle.ranges import Range
-from lifecycle.reasons import Reason
-
-LAST_WORDS = frozenset({Reason.SHUTDOWN, Reason.SYNC_FAILED})
-"""They end everything that is in flight or waits, and nothing begins to move afterwards."""
 
 _REMEMBERED = 1024  # prefetches that are over, remembered for better words only
 
@@ -83,6 +79,13 @@ class Ledger:
             request = self.over[of][0]
         assert prefetch is None or isinstance(prefetch, int)
         self._tell(Violation(law, self.terms.rank, prefetch, request, tuple(seqs), what, right))
+
+    def goes_on(self, what: str, seq: int, of: Account | None = None, request: str | None = None) -> None:
+        """Say, once, that something moves though a record before has ended the whole run."""
+        if self.last_word is not None:
+            right = "nothing moves any more, but is discarded"
+            self.say(Law.LATE, f"{what} after the run was ended", right, (self.last_word, seq), of, request)
+            self.last_word = None
 
     def once(self, account: Account, seq: int, event: Event, law: Law = Law.EXACTLY_ONCE) -> bool:
         """Return whether this is the first event of its type for the prefetch, or say that it is not."""

@@ -30,8 +30,7 @@ def step(ledger: Ledger, account: Account, seq: int, event: Event, trigger: Trig
     """
     state = account.state
     if ledger.last_word is not None and dest is not State.DISCARDED:
-        what = f"{type(event).__name__} after the run was ended"
-        ledger.say(Law.LATE, what, "nothing moves any more, but is discarded", (ledger.last_word, seq), account)
+        ledger.goes_on(type(event).__name__, seq, account)
     if NEXT[state].get(trigger) is dest:
         account.state = dest
         account.published = dest is State.COMMITTED or dest is State.CLAMPED

@@ -6,8 +6,9 @@ from typing import Any
 from lifecycle import coverage
 from lifecycle import ranges as r
 from lifecycle.audit.account import Account, size, without
+from lifecycle.audit.endings import COMMANDS, LAST_WORDS, REFUSALS, REVOKES
 from lifecycle.audit.laws import Law
-from lifecycle.audit.ledger import LAST_WORDS, Ledger
+from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.moves import step
 from lifecycle.audit.stops import check_revoked
 from lifecycle.coverage import Outcome
@@ -17,15 +18,6 @@ from lifecycle.ranges import EMPTY, Ranges
 from lifecycle.reasons import Part, Reason
 from lifecycle.states import State
 from lifecycle.table import Trigger
-
-COMMANDS = frozenset({Reason.ABORTED, Reason.SUPERSEDED, Reason.SHUTDOWN, Reason.SYNC_FAILED})
-REVOKES = frozenset(
-    {
-        Reason.QUERY_FAILED, Reason.SIDECAR_ABSENT, Reason.HEAD_MISSING, Reason.FULL_MISS, Reason.BELOW_THRESHOLD,
-        Reason.HOST_CAPACITY,
-    }
-)  # fmt: skip
-REFUSALS = frozenset({Reason.ANCHOR_LOST, Reason.INSERT_DROPPED})
 
 
 def _expected(ledger: Ledger, account: Account) -> Outcome | None:

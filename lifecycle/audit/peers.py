@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
+from lifecycle.audit.endings import LAST_WORDS
 from lifecycle.audit.laws import Law, Violation
-from lifecycle.audit.ledger import LAST_WORDS
 from lifecycle.audit.rank import RankAudit
 from lifecycle.events import (
     EVENT_TYPES,

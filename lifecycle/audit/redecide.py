@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from lifecycle import coverage
+from lifecycle.audit.endings import COMMANDS, REFUSALS
 from lifecycle.audit.story import Story, Teller
 from lifecycle.audit.tables import Line, table
 from lifecycle.audit.terms import Terms
@@ -15,13 +16,11 @@ from lifecycle.audit.words import count_of, name, share
 from lifecycle.coverage import Outcome
 from lifecycle.events import Clamped, Committed, Discarded, Record
 from lifecycle.layout import KV
-from lifecycle.reasons import Reason
 
 MOST_WAITING = 65536
 """Prefetches that one rank has ended and another has not said a word of: beyond it they are judged by what is known."""
 
-_FIXED = frozenset({Reason.ABORTED, Reason.SUPERSEDED, Reason.SHUTDOWN, Reason.SYNC_FAILED, Reason.ANCHOR_LOST,
-                    Reason.INSERT_DROPPED})  # fmt: skip
+_FIXED = COMMANDS | REFUSALS
 
 Rule = Callable[[Terms, Story, Mapping[str, int]], Outcome]
 

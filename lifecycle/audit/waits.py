@@ -6,19 +6,15 @@ Plain books of its own. Ticks are known from the events of waits alone.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lifecycle.audit.endings import COMMANDS, LAST_WORDS, MISSES
 from lifecycle.audit.laws import Law
-from lifecycle.audit.ledger import LAST_WORDS, Ledger
+from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.terms import RetryTerms
 from lifecycle.audit.waitlist import Wait
 from lifecycle.events import Declined, Discarded, Event, Issued, PlanAgreed, Terminated, TokensReturned, WaitBegan, WaitEnded
 from lifecycle.reasons import Reason
 
-MISSES = frozenset(
-    {Reason.QUERY_FAILED, Reason.SIDECAR_ABSENT, Reason.HEAD_MISSING, Reason.FULL_MISS, Reason.BELOW_THRESHOLD}
-)
-ENDS = frozenset(
-    {None, Reason.RATE_LIMITED, Reason.ABORTED, Reason.SUPERSEDED, Reason.SHUTDOWN, Reason.SYNC_FAILED}
-)  # fmt: skip
+ENDS = frozenset({None, Reason.RATE_LIMITED}) | COMMANDS
 
 
 def issued(ledger: Ledger, seq: int, event: Issued) -> bool:
@@ -193,8 +189,8 @@ def _ended(ledger: Ledger, seq: int, event: WaitEnded) -> None:
         say(f"a wait is over as {event.reason}", f"tried, or {', '.join(sorted(reason for reason in ENDS if reason))}")
     if event.reason in (None, Reason.RATE_LIMITED) and not first:
         say("it is let out of the line for room", f"{next(iter(waits.line))!r} first")
-    if event.reason is None and ledger.last_word is not None:
-        ledger.say(Law.LATE, "tried after the run was ended", "no more", (ledger.last_word, seq), None, event.request)
+    if event.reason is None:
+        ledger.goes_on("tried", seq, request=event.request)
     if event.reason in LAST_WORDS and ledger.last_word is None:
         ledger.last_word = seq
     if event.reason is None and event.tick < wait.due_tick:

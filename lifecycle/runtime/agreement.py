@@ -1,7 +1,7 @@
 """The rounds: which rows go in, when a round is launched and consumed, what its header says. Knows no lifecycle rule."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from lifecycle.rows import SPARE_WORDS, Header, Masks, Report, Round, RowCodec
 from lifecycle.runtime import naming
 from lifecycle.runtime.naming import Naming
 from lifecycle.runtime.ports import PrefixIndex
+from lifecycle.runtime.transfer import Transfer
 from lifecycle.runtime.transport import Transport
 from lifecycle.states import State
 
@@ -164,6 +165,14 @@ class Agreement:
         ids, moved = zip(*asking, strict=True)
         self._masked.update(ids)
         return Masks(round_.number, ids, moved, self._codec.fresh_masks())
+
+    @staticmethod
+    def fill(masks: Masks, transfers: Mapping[int, Transfer]) -> None:
+        """Write what this rank can restore into an exchange of sets."""
+        for place, id_ in enumerate(masks.ids):
+            transfer = transfers.get(id_)  # None: closed since the row was launched, so the set is void
+            if transfer is not None and transfer.lengths is not None:
+                masks.buffer[place, : len(transfer.lengths)] = transfer.lengths
 
     def read_masks(self, masks: Masks) -> list[tuple[Prefetch, Flags]]:
         """Return the agreed sets that are not void."""

@@ -87,7 +87,7 @@ class Steps:
                 "host memory refused what the budget allowed; the prefetch ends",
                 prefetch=plan.prefetch,
                 error=repr(error),
-                what_to_do="let nobody else take slots of these pools: what the coordinator was given at its start is its own",
+                what_to_do="see the error; let nobody else take slots that the coordinator was given at its start",
             )
             transfer.progress.reserve_failed = True
             self._transfers.dirty.add(plan.prefetch)

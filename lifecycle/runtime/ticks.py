@@ -4,17 +4,16 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from lifecycle.errors import ConfigError, CoordinatorClosed, RankDivergence, SyncFailed
-from lifecycle.events import CoordinatorStopped
 from lifecycle.logger import Logger
 from lifecycle.reasons import Reason
 from lifecycle.rows import Masks, Report, Round
 from lifecycle.runtime.agreement import Exchange
 from lifecycle.runtime.deadlines import Deadlines
-from lifecycle.runtime.ending import close_settled, discard_all
+from lifecycle.runtime.draining import drain
+from lifecycle.runtime.ending import close, discard_all, wind_down
 from lifecycle.runtime.issuing import Issuing
 from lifecycle.runtime.naming import Naming
 from lifecycle.runtime.rank import Rank
-from lifecycle.states import State
 from lifecycle.votes import report
 
 log = Logger(__name__)
@@ -110,16 +109,17 @@ class Ticks:
         rank.tick_number += 1
         rank.steps.tick = rank.tick_number
         if rank.failure is not None and not self._naming:
-            self._wind_down()
+            wind_down(rank, self.issuing)
+            self._flush()
             raise rank.failure.with_traceback(None)  # or it would grow by a frame at every tick
         if rank.alone:
             self._try_waiting()
-            self._drain()
+            drain(rank)
             return
         try:
             if self._fault is None:
                 self._try_waiting()
-                self._drain()
+                drain(rank)
         except Exception as error:  # the round must be launched before this rank raises, or its peers would hang
             self.note_fault(error)
 
@@ -130,22 +130,6 @@ class Ticks:
         """
         if self._rank.failure is None and not self._rank.settler.behind:
             self.issuing.try_waiting()
-
-    def _drain(self) -> None:
-        rank = self._rank
-        rank.transfers.drain()
-        rank.residency.retry()
-        due = sorted(rank.settler.retry | rank.transfers.dirty)
-        for id_ in due:
-            transfer = rank.transfers.of[id_]
-            if transfer.local.shared.closed:
-                rank.steps.forget(transfer)
-            elif transfer.local.shared.state not in (State.ISSUED, State.TRANSFERRING):
-                rank.settler.settle(transfer, rank.tick_number)
-        if rank.alone:  # what was tried again may have settled, and is to be closed
-            rank.transfers.dirty.update(id_ for id_ in due if id_ in rank.transfers.of)
-        else:
-            rank.transfers.dirty.clear()
 
     def _reports(self, ids: Iterable[int]) -> list[Report]:
         """Return what this rank says of these prefetches now."""
@@ -211,7 +195,7 @@ class Ticks:
                         break
                     rank.steps.take_report(prefetch, agreed, ranks, round_.number, sets_apart=True)
                 if masks is not None:
-                    self._fill(masks)
+                    rank.agreement.fill(masks, rank.transfers.of)
             except Exception as error:  # as in _begin
                 self.note_fault(error)
         rank.agreement.forget_closed()
@@ -240,12 +224,6 @@ class Ticks:
                 self._rank.steps.take_lengths(prefetch, lengths)
         except Exception as error:  # as in _begin
             self.note_fault(error)
-
-    def _fill(self, masks: Masks) -> None:
-        for place, id_ in enumerate(masks.ids):
-            transfer = self._rank.transfers.of.get(id_)  # None: closed since the row was launched, so the set is void
-            if transfer is not None and transfer.lengths is not None:
-                masks.buffer[place, : len(transfer.lengths)] = transfer.lengths
 
     def note_fault(self, error: Exception) -> None:
         """Keep an error of this rank's own, for its next round to tell the others."""
@@ -296,33 +274,7 @@ class Ticks:
         self._flush()
         raise failure from cause
 
-    def _wind_down(self) -> None:
-        """After a failure: discharge what can be discharged by now."""
-        try:
-            discard_all(self._rank, self.issuing, Reason.SYNC_FAILED)
-            self._drain()
-            close_settled(self._rank)
-        except Exception as error:  # the scheduler is told of the failure, not of what came after it; tried at each tick
-            log.error(
-                "what is owed after the failure could not be discharged yet; it is tried at each tick",
-                error=repr(error),
-                what_to_do="go on calling tick, or close: what stays open is listed by snapshot()",
-            )
-        self._flush()
-
     def close(self, timeout_s: float) -> None:
         """Discard what is in flight, wait up to `timeout_s` for reads that are out, quarantine what they may still write."""
-        rank = self._rank
-        if rank.closed:
-            return
-        discard_all(self._rank, self.issuing, Reason.SHUTDOWN)
-        rank.readers.close(timeout_s)
-        self._drain()
-        for transfer in list(rank.transfers.of.values()):
-            rank.transfers.give_up(transfer)
-            rank.settler.settle(transfer, rank.tick_number)
-        close_settled(self._rank)
-        rank.closed = True
-        reason = Reason.SYNC_FAILED if rank.failure else Reason.SHUTDOWN
-        rank.append(CoordinatorStopped(reason, rank.book.open_obligations(), dict(rank.book.quarantined_pages)))
-        rank.events.flush()
+        if not self._rank.closed:
+            close(self._rank, self.issuing, timeout_s)

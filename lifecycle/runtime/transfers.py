@@ -28,7 +28,7 @@ from lifecycle.reasons import ReadCode, Reason
 from lifecycle.runtime.jobs import Job, Landing, Note, Part
 from lifecycle.runtime.overdue import Overdue
 from lifecycle.runtime.readers import ReaderPool
-from lifecycle.runtime.transfer import Transfer
+from lifecycle.runtime.transfer import Transfer, reads_of
 from lifecycle.states import State
 
 Emit = Callable[[Event], None]
@@ -75,32 +75,14 @@ class Transfers:
         job = Job(shared.id, "", span, (), transfer.keys, self._required)
         job.claimed_ns = transfer.progress.issued_ns
         transfer.query = job
-        self._asked.add(job)
+        self._asked.watch(job)
         self._readers.queue.put([job])
 
     def start(self, transfer: Transfer) -> None:
-        """Make the reads of the plan, which `send` queues: kv and its riders batch by batch, trailing pools last."""
-        shared = transfer.local.shared
-        jobs: list[Job] = []
-        for group in self._layout.groups:
-            owner = group[0].name
-            if owner not in transfer.slots:
-                continue
-            lo, hi = shared.reserved[owner]
-            for first in range(lo, hi, self._policies.batch_pages):
-                batch = (first, min(hi, first + self._policies.batch_pages))
-                parts = []
-                for pool in group:
-                    wlo, whi = pool.window(shared.start_page, shared.plan_page)
-                    plo, phi = max(batch[0], wlo), min(batch[1], whi)
-                    if plo < phi and pool.name not in shared.left_out and pool.name not in self._absent:
-                        slots = transfer.slots_of(owner, plo, phi)
-                        parts.append(Part(pool.name, (plo, phi), transfer.keys, slots))
-                if parts:
-                    jobs.append(Job(shared.id, owner, batch, tuple(parts)))
+        """Make the reads of the plan, which `send` queues."""
         self._land_absent(transfer)
-        transfer.jobs = jobs
-        self._unsent += jobs
+        transfer.jobs = reads_of(transfer, self._layout, self._absent, self._policies.batch_pages)
+        self._unsent += transfer.jobs
         self._note_progress(transfer)
 
     def send(self) -> None:
@@ -154,7 +136,7 @@ class Transfers:
         if job.is_query or job.claimed or transfer is None:
             return
         job.claimed = True
-        self._claimed.add(job)
+        self._claimed.watch(job)
         self._emit(ReadClaimed(job.prefetch, job.owner, job.pages))
         if transfer.progress.started_ns is None:
             transfer.progress.started_ns = job.claimed_ns

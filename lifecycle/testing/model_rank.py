@@ -12,13 +12,12 @@ from lifecycle import events as ev
 from lifecycle import ranges as r
 from lifecycle.book import Book
 from lifecycle.coverage import Flags
-from lifecycle.local import UNKNOWN, Local
+from lifecycle.local import Local
 from lifecycle.prefetch import Prefetch
-from lifecycle.reasons import ReadCode, Reason
+from lifecycle.reasons import Reason
 from lifecycle.rows import Report
 from lifecycle.states import State
 from lifecycle.testing.model_copy import (
-    CLAIMED,
     ENDED,
     LOST,
     QUEUED,
@@ -101,67 +100,6 @@ class ModelRank:
         wait = decide.wait_after_decline(self.book.replica, self.scope.policies, 1, decided, self.tick, tried)
         if wait is not None:
             self.emit(wait)
-
-    def answer_query(self, id_: int, missing: tuple[str, int] | None, failed: bool) -> None:
-        """Answer what L3 has: everything but the page named, or nothing known."""
-        reads, local = self.reads[id_], self.book.local[id_]
-        span = local.shared.end_page
-        required = self.scope.layout.required(self.scope.policies.degrade)
-        present = {pool.name: np.ones(span, dtype=np.bool_) for pool in required}
-        if missing is not None:
-            present[missing[0]][missing[1]] = False
-        lengths = np.zeros(span, dtype=np.bool_) if failed else coverage.restorable(self.scope.layout, local.degrade, present)
-        hit = coverage.longest(lengths, 0)
-        miss = Reason.QUERY_FAILED if failed else coverage.miss_reason(present, hit, self.scope.policies.threshold_pages)
-        reads.lengths = lengths
-        self.emit(ev.HitResolved(id_, hit, {}, miss))
-
-    def claim(self, id_: int) -> None:
-        """Claim the next read."""
-        reads = self.reads[id_]
-        job = next(job for job in reads.jobs if job.status == QUEUED)
-        job.status = CLAIMED
-        self.emit(ev.ReadClaimed(id_, job.owner, job.pages))
-        if reads.progress.started_ns is None:
-            reads.progress.started_ns = 0
-
-    def answer(self, id_: int, bad_page: int | None) -> None:
-        """Answer the next part of the claimed read, with one failed page or none; the last part ends it."""
-        job = self.claimed(id_)
-        assert job is not None, "only a claimed read is answered"
-        pool, (lo, hi) = job.parts[job.answered]
-        job.answered += 1
-        if self.book.local[id_].shared.state is State.TRANSFERRING:
-            cut = hi if bad_page is None else bad_page
-            for start, stop in r.span(lo, cut):
-                self.emit(ev.PagesLanded(id_, pool, (start, stop), 0))
-            if bad_page is not None:
-                self.emit(ev.ReadFailed(id_, pool, (cut, cut + 1), ReadCode.MISSING))
-                for start, stop in r.span(cut + 1, hi):
-                    self.emit(ev.PagesLanded(id_, pool, (start, stop), 0))
-        if job.answered == len(job.parts):
-            job.status = ENDED
-            self.emit(ev.ReadEnded(id_, job.owner, job.pages))
-            self._end_late(id_, job, lost=False)
-        self.progress(id_)
-
-    def lose(self, id_: int) -> None:
-        """Lose the claimed read."""
-        job = self.claimed(id_)
-        assert job is not None, "only a claimed read is lost"
-        job.status = LOST
-        self.emit(ev.ReadLost(id_, job.owner, job.pages))
-        self._end_late(id_, job, lost=True)
-        self.progress(id_)
-
-    def claimed(self, id_: int) -> Job | None:
-        """Return the read that is out, if one is."""
-        return next((job for job in self.reads[id_].jobs if job.status == CLAIMED), None)
-
-    def _end_late(self, id_: int, job: Job, lost: bool) -> None:
-        late = r.intersect(self.book.local[id_].obligations.late.get(job.owner, r.EMPTY), (job.pages,))
-        if late:
-            self.emit(ev.LateWriteEnded(id_, job.owner, late, lost))
 
     def progress(self, id_: int) -> None:
         """Withdraw what lies beyond the ceiling; see whether all that matters is answered."""
@@ -310,8 +248,3 @@ class ModelRank:
         if local is not None and local.obligations.resident_lock:
             self.emit(ev.PagesUnlocked(id_))
         self.reads.pop(id_, None)
-
-    def open_query(self, id_: int) -> bool:
-        """Say whether the query may still be answered to some effect."""
-        local = self.book.local[id_]
-        return local.shared.state is State.ISSUED and local.hit_page == UNKNOWN

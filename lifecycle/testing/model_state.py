@@ -17,6 +17,7 @@ from lifecycle.rows import Report
 from lifecycle.states import State
 from lifecycle.testing.model_copy import QUEUED
 from lifecycle.testing.model_rank import ModelRank
+from lifecycle.testing.model_reads import answer, answer_query, claim, claimed, lose, open_query
 from lifecycle.testing.model_scope import Scope
 from lifecycle.testing.model_waits import end_wait, try_waiting, waits_key
 
@@ -79,31 +80,31 @@ def _local(scope: Scope, state: ModelState, place: int, rank: ModelRank, id_: in
     def on(name: str, change: Callable[[ModelRank], None], faults: int = 0) -> Transition:
         return f"{name} {where}", lambda: _on_rank(state, place, change, faults)
 
-    if rank.open_query(id_):
-        yield on("query answered", lambda k: k.answer_query(id_, None, False))
+    if open_query(rank, id_):
+        yield on("query answered", lambda k: answer_query(k, id_, None, False))
         if fault:
             for pool in scope.layout.required(scope.policies.degrade):
                 for page in range(local.shared.end_page):
                     miss = pool.name, page
-                    yield on(f"query answered without {pool.name} {page}", lambda k, m=miss: k.answer_query(id_, m, False), 1)  # type: ignore[misc]
-            yield on("query fails", lambda k: k.answer_query(id_, None, True), 1)
+                    yield on(f"query answered without {pool.name} {page}", lambda k, m=miss: answer_query(k, id_, m, False), 1)  # type: ignore[misc]
+            yield on("query fails", lambda k: answer_query(k, id_, None, True), 1)
     if isinstance(scope.policies.stop, BestEffort) and not local.wanted and not local.shared.terminal:
         yield on("wanted", lambda k: k.emit(ev.Wanted(id_)))
     reads = rank.reads.get(id_)
     if reads is None:
         return
-    job = rank.claimed(id_)
+    job = claimed(rank, id_)
     if job is None:
         if any(each.status == QUEUED for each in reads.jobs):
-            yield on("claim", lambda k: k.claim(id_))
+            yield on("claim", lambda k: claim(k, id_))
         return
-    yield on("read answered", lambda k: k.answer(id_, None))
+    yield on("read answered", lambda k: answer(k, id_, None))
     if fault:
         pool_name, (lo, hi) = job.parts[job.answered]
         if local.shared.state is State.TRANSFERRING:
             for page in range(lo, hi):
-                yield on(f"read fails at {pool_name} {page}", lambda k, p=page: k.answer(id_, p), 1)  # type: ignore[misc]
-        yield on("read lost", lambda k: k.lose(id_), 1)
+                yield on(f"read fails at {pool_name} {page}", lambda k, p=page: answer(k, id_, p), 1)  # type: ignore[misc]
+        yield on("read lost", lambda k: lose(k, id_), 1)
 
 
 def _rank_faults(scope: Scope, state: ModelState, place: int, rank: ModelRank) -> Iterator[Transition]:

@@ -61,6 +61,7 @@ NEAR: dict[str, tuple[str, ...]] = {
     "lifecycle/runtime/agreement.py": _ROUNDS,
     "lifecycle/runtime/coordinator.py": ("tests/runtime/test_attempts.py",),
     "lifecycle/runtime/deadlines.py": ("tests/runtime/test_time.py",),
+    "lifecycle/runtime/ending.py": _ROUNDS,
     "lifecycle/runtime/issuing.py": _WAITS,
     "lifecycle/runtime/naming.py": ("tests/sync/test_sync_divergence.py",),
     "lifecycle/runtime/opening.py": ("tests/sync/test_sync_opening.py",),

@@ -64,7 +64,7 @@ ROUNDS: tuple[Mutant, ...] = (
         "Each rank plans by its own set of lengths.",
     ),
     Mutant(
-        "neutral_set", "A", _TICKS, "masks.buffer[place, : len(transfer.lengths)] = transfer.lengths", "pass",
+        "neutral_set", "A", _AGREEMENT, "masks.buffer[place, : len(transfer.lengths)] = transfer.lengths", "pass",
         "A rank says nothing about what it can restore: the MIN takes it for everything.",
     ),
     Mutant(
@@ -115,11 +115,11 @@ ROUNDS: tuple[Mutant, ...] = (
     # --- one rank, time and the end ------------------------------------------------------------------------------------
     Mutant(
         "limits_go_unwatched", "H", "lifecycle/runtime/deadlines.py",
-        "heapq.heappush(self._next, (deadline, transfer.local.shared.id))", "pass",
+        "self.limits.add(deadline, transfer.local.shared.id)", "pass",
         "One rank alone looks at a prefetch only when a reader answers: limits run out unseen.",
     ),
     Mutant(
-        "closed_with_reads_out", "C", _TICKS, "rank.transfers.give_up(transfer)", "pass",
+        "closed_with_reads_out", "C", "lifecycle/runtime/ending.py", "rank.transfers.give_up(transfer)", "pass",
         "At the close nothing is done about reads that are still out.",
     ),
     Mutant(

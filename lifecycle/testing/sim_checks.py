@@ -67,6 +67,16 @@ def balance(rank: SimRank, layout: Layout) -> None:
         raise Violation("states", f"rank {rank.number}: a prefetch rests in synced")
 
 
+def what_is_published_is_served(rank: SimRank, request: str, match: Match) -> None:
+    """Nothing that the newest prefetch of a request has published is missing from its match."""
+    newest = rank.coordinator.book.replica.newest(request)
+    if newest is None or newest.state not in (State.COMMITTED, State.CLAMPED):
+        return
+    behind = rank.coordinator._rank.settler.behind  # an index that failed has yet to take what is published
+    if newest.id not in behind and match.pages < newest.usable_page:
+        raise Violation("published", f"{newest} published {newest.usable_page} pages, {match.pages} are served")
+
+
 def recount(rank: SimRank, replay: bool) -> None:
     """Recount everything; `replay` folds the log, too."""
     try:

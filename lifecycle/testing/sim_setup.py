@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 from lifecycle.keys import KeyChain, page_keys
@@ -53,6 +54,12 @@ def _prompts() -> tuple[KeyChain, ...]:
 
 
 KEYS = _prompts()
+
+
+@cache
+def chain(prompt: int, pages: int) -> KeyChain:
+    """Return the keys of the first pages of a prompt."""
+    return KeyChain(KEYS[prompt][:pages])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from lifecycle.errors import AnchorLost, CoordinatorClosed, HostExhausted, LifecycleError
@@ -11,27 +10,19 @@ from lifecycle.keys import KeyChain
 from lifecycle.ranges import Range
 from lifecycle.reasons import Reason
 from lifecycle.runtime.ports import Anchor, SlotArray
-from lifecycle.states import State
 from lifecycle.testing import sim_checks as checks
 from lifecycle.testing.clock import VirtualClock
 from lifecycle.testing.sim_checks import Violation
 from lifecycle.testing.sim_group import Group
 from lifecycle.testing.sim_ports import PortDown
 from lifecycle.testing.sim_rank import SimRank
-from lifecycle.testing.sim_setup import KEYS, Setup
+from lifecycle.testing.sim_setup import KEYS, Setup, chain
 from lifecycle.testing.sim_steps import INDEX_VERBS, MEMORY_VERBS, Step
 from lifecycle.testing.sim_store import SimStore, page_of
 from lifecycle.testing.sim_tick import Ticker
 from lifecycle.testing.sim_waits import Line
 
-PUBLISHED = (State.COMMITTED, State.CLAMPED)
 RECOUNT_EVERY = 50  # steps; a recount walks all slots and the whole index
-
-
-@cache
-def chain(prompt: int, pages: int) -> KeyChain:
-    """Return the keys of the first pages of a prompt."""
-    return KeyChain(KEYS[prompt][:pages])
 
 
 class World:
@@ -165,11 +156,7 @@ class World:
         def go(rank: SimRank) -> tuple[int, object]:
             match = rank.index.match(keys, rank.coordinator.tick_number)
             checks.pages_are_right(rank, self.setup.layout, keys, match)
-            newest = rank.coordinator.book.replica.newest(name)
-            behind = rank.coordinator._rank.settler.behind  # an index that failed has yet to take what is published
-            done = newest is not None and newest.state in PUBLISHED and newest.id not in behind
-            if newest is not None and done and match.pages < newest.usable_page:
-                raise Violation("published", f"{newest} published {newest.usable_page} pages, {match.pages} are served")
+            checks.what_is_published_is_served(rank, name, match)
             rank.coordinator.served(name, match)
             return match.pages, match.sources
 

@@ -131,15 +131,21 @@ def lost() -> Rig:
     return rig
 
 
-def late() -> Rig:
-    """Published while the read of an optional rider is out; its answer comes after the hand-over."""
-    rig = Rig("kv_only", draft=True, stop=Timeout(1.0, 0.0, 1.0))
+def publish_under_a_read(rig: Rig, pages: int) -> int:
+    """Publish while the read of an optional rider is out, and stays out; return the prefetch. The limit is a second."""
     rig.stores[0].hold("draft")
-    id_ = rig.issue("r", 8)
+    id_ = rig.issue("r", pages)
     rig.until_held("draft")
     rig.tick(2)
     rig.clock.advance(2)
     rig.until_state(id_, State.COMMITTED)
+    return id_
+
+
+def late() -> Rig:
+    """Published while the read of an optional rider is out; its answer comes after the hand-over."""
+    rig = Rig("kv_only", draft=True, stop=Timeout(1.0, 0.0, 1.0))
+    id_ = publish_under_a_read(rig, 8)
     rig.tick()
     rig.stores[0].open_all()
     rig.until_closed(id_)
@@ -149,12 +155,7 @@ def late() -> Rig:
 def tainted() -> Rig:
     """As `late`, but the answer never comes; then the pages are evicted."""
     rig = Rig("kv_only", draft=True, capacity=8, stop=Timeout(1.0, 0.0, 1.0), lost_read_s=5.0)
-    rig.stores[0].hold("draft")
-    id_ = rig.issue("r", 4)
-    rig.until_held("draft")
-    rig.tick(2)
-    rig.clock.advance(2)
-    rig.until_state(id_, State.COMMITTED)
+    id_ = publish_under_a_read(rig, 4)
     rig.clock.advance(9)
     rig.until_closed(id_)
     rig.stores[0].holding.clear()

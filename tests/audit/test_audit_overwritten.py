@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from audit_stories import Tape
+from audit_stories import Tape, publish_under_a_read
 from kit.rig import Rig
 from kit.store import ScriptedStore
 from logs import json_of, write
@@ -20,7 +20,6 @@ from lifecycle.policies import Timeout
 from lifecycle.runtime import Coordinator
 from lifecycle.runtime.ports import PageResult
 from lifecycle.runtime.scrub import scrub
-from lifecycle.states import State
 from stores.events import MemoryEventLog
 from stores.host import TorchHostMemory
 from stores.pages import MemoryPageStore
@@ -174,12 +173,7 @@ def test_a_page_that_a_read_may_still_write_is_not_called_overwritten(
 
     monkeypatch.setattr(ScriptedStore, "_read", with_checksum)
     rig = rig_of("kv_only", draft=True, stop=Timeout(1.0, 0.0, 1.0))
-    rig.stores[0].hold("draft")
-    id_ = rig.issue("r", 8)
-    rig.until_held("draft")
-    rig.tick(2)
-    rig.clock.advance(2)
-    rig.until_state(id_, State.COMMITTED)
+    id_ = publish_under_a_read(rig, 8)
     rig.tick()
     (reserved,) = rig.events(HostReserved)
     rig.memories[0].buffers("kv", np.array([reserved.slots[0][0]], dtype=np.int32))[0][0] ^= 1

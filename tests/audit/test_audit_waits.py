@@ -284,3 +284,12 @@ def test_who_is_first_in_line_and_since_when_may_be_in_a_gap() -> None:
         WaitEnded("g", 0, again.tick, Reason.RATE_LIMITED), WaitEnded("h", 0, again.tick, Reason.ABORTED), tape.events[-1],
     ]  # fmt: skip
     assert verify_log(tape.records()) == []
+
+
+def test_nobody_is_tried_after_the_run_was_ended() -> None:
+    """A wait that ended by the shutdown was the last word: the next try is what is told, and once."""
+    tape = Tape(run())
+    tape.change(WaitEnded, request="c", new={"reason": Reason.SHUTDOWN})
+    (found,) = verify(tape)
+    assert (found.law, found.what, found.request) == (Law.LATE, "tried after the run was ended", "b")
+    assert found.seqs == (tape.find(WaitEnded, request="c"), tape.find(WaitEnded, request="b"))

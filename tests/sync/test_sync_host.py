@@ -68,6 +68,24 @@ def one_gone(world: World) -> list[Any]:
     return said
 
 
+def says_no_more(world: World) -> str:
+    """Rank 0 goes on listening, and has ended what it sends."""
+    transport = HostTransport(timeout_s=60.0)
+    if world.rank == 0:
+        transport._peers[1].shutdown(socket.SHUT_WR)
+        world.hear("told")
+        return ""
+    with pytest.raises(RuntimeError, match="it is gone, or has closed its transport") as caught:
+        transport.launch(np.zeros(4, dtype=np.int32))()
+    world.tell("told")
+    return str(caught.value)
+
+
+def test_the_end_of_what_a_rank_sends_is_no_exchange() -> None:
+    """Nothing is taken for its buffer, and nobody waits for the timeout, or for ever."""
+    assert run_ranks(2, says_no_more)[1]
+
+
 def test_a_rank_that_is_gone_fails_the_exchange_at_once_and_for_good() -> None:
     """Long before the timeout, and every later exchange with the same words."""
     _, (first, again) = run_ranks(2, one_gone)
@@ -115,6 +133,13 @@ def test_a_rank_that_says_nothing_fails_the_exchange_after_the_timeout() -> None
     assert "rank 0" in run_ranks(2, one_silent)[1]
 
 
+def refusal(match: str, timeout_s: float = 5.0) -> str:
+    """Return why no transport is built."""
+    with pytest.raises(ConfigError, match=match) as caught:
+        HostTransport(timeout_s=timeout_s)
+    return str(caught.value)
+
+
 def cannot_meet(world: World) -> str:
     """Rank 1 is told of a place where nobody listens."""
     if world.rank == 1:
@@ -122,9 +147,7 @@ def cannot_meet(world: World) -> str:
         HostTransport._tell = lambda self, what: [  # type: ignore[method-assign]
             said if not said.startswith("/") else "/nowhere" for said in tell(self, what)
         ]
-    with pytest.raises(ConfigError, match="use TorchTransport") as caught:
-        HostTransport(timeout_s=5.0)
-    return str(caught.value)
+    return refusal("use TorchTransport")
 
 
 def test_ranks_that_cannot_reach_each_other_are_refused_alike() -> None:
@@ -141,9 +164,7 @@ def nowhere_to_listen(world: World, which: tuple[int, ...], name: str) -> str:
         if name.startswith("long"):
             place.mkdir(exist_ok=True)
         tempfile.tempdir = str(place)
-    with pytest.raises(ConfigError, match="cannot build a transport") as caught:
-        HostTransport(timeout_s=5.0)
-    return str(caught.value)
+    return refusal("cannot build a transport")
 
 
 @pytest.mark.parametrize("which", [(0, 1), (1,)])
@@ -166,9 +187,7 @@ def stranger_connects(world: World) -> str:
         return tell(self, what)
 
     HostTransport._tell = told  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match="use TorchTransport") as caught:
-        HostTransport(timeout_s=5.0)
-    return str(caught.value)
+    return refusal("use TorchTransport")
 
 
 def test_what_is_no_rank_makes_all_refuse() -> None:
@@ -186,9 +205,7 @@ def gone_while_they_meet(world: World) -> str:
             raise RuntimeError("scripted")
 
         HostTransport._meet = meet  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match="went meanwhile, or says nothing") as caught:
-        HostTransport(timeout_s=1.0)
-    return str(caught.value)
+    return refusal("went meanwhile, or says nothing", timeout_s=1.0)
 
 
 def test_a_rank_that_goes_while_they_meet_makes_the_others_refuse() -> None:

@@ -49,7 +49,7 @@ class Held:
         self.runs = runs  # slots, in page order
         self.open: Ranges = (pages,)  # not discharged yet
         self.asked: Ranges = EMPTY  # under a claim, now or before
-        self.claimed: list[tuple[Range, int]] = []  # reads that may be writing, with the seq of their claim
+        self.claimed: list[tuple[Range, int, int]] = []  # reads that may be writing, with seq and time of their claim
         self.lost: Ranges = EMPTY
         self.late: Ranges = EMPTY  # handed over while a read may still write them
         self.tainted: Ranges = EMPTY  # handed over, and a lost read may still write them
@@ -58,7 +58,7 @@ class Held:
     def busy(self) -> Ranges:
         """Return the pages that a claimed read may be writing."""
         pages = EMPTY
-        for claimed, _ in self.claimed:
+        for claimed, _, _ in self.claimed:
             pages = r.union(pages, (claimed,))
         return pages
 
@@ -72,7 +72,7 @@ class Held:
 
     def writer(self, pages: Ranges) -> int:
         """Return the seq of a claim over some of the pages."""
-        return next(seq for claimed, seq in self.claimed if r.intersect(pages, (claimed,)))
+        return next(seq for claimed, seq, _ in self.claimed if r.intersect(pages, (claimed,)))
 
     def slots(self, pages: Ranges) -> list[Range]:
         """Return the slots of some of the reserved pages, in page order."""
@@ -102,9 +102,9 @@ class Account:
 
     __slots__ = (
         "_parts", "agreed", "answered", "attempt", "ceiling_page", "closed", "credit", "dropped", "end_page", "failed",
-        "held", "hit_page", "id", "issued_ns", "landed", "left_out", "lost_required", "marks", "miss", "plan_page",
-        "published", "queued_ns", "reason", "request", "reserved", "reserved_tokens", "runs", "same_decision", "start_page",
-        "state", "taken", "usable_page", "withdrawn",
+        "held", "hit_ns", "hit_page", "id", "issued_ns", "landed", "late", "leading", "left_out", "lost_in_round",
+        "lost_required", "marks", "miss", "plan_page", "published", "queued_ns", "reason", "request", "reserved",
+        "reserved_tokens", "runs", "same_decision", "start_page", "started_ns", "state", "taken", "usable_page", "withdrawn",
     )  # fmt: skip
 
     def __init__(self, event: Issued, seq: int, issued_ns: int) -> None:
@@ -135,6 +135,10 @@ class Account:
         self.queued_ns = 0
         self.miss: Reason | None = None  # why the hit of this rank is short
         self.lost_required = False  # whether a lost read must stop it
+        self.lost_in_round = 0  # the last round before that
+        self.hit_ns = self.started_ns = 0  # when this rank's hit, and its first claim, were told
+        self.leading: Mapping[str, int] = {}  # pages before the first missing one, per pool that was asked
+        self.late = False  # whether it was told that its limit was missed
         self._parts: dict[tuple[str, State], dict[Part | None, Ranges]] = {}
         self.withdrawn = -1  # the record after which claims found at a withdrawal may directly follow
         self.same_decision = False  # whether Synced came with Terminated, so that its rows were sent before the freeze

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lifecycle.audit import waits
+from lifecycle.audit import owed, waits
 from lifecycle.audit.account import Account
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, RequestView
@@ -148,7 +148,7 @@ def _served(ledger: Ledger, seq: int, event: PrefixServed) -> None:
 
 def _finished(ledger: Ledger, seq: int, event: RequestFinished) -> None:
     view = ledger.requests.pop(event.request, None)
-    ledger.waits.drop(event.request)
+    owed.finished(ledger, seq, event.request)
     if view is None:
         _unknown(ledger, seq, event)
         return

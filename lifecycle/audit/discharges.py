@@ -10,7 +10,9 @@ from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.slots import FREE, HELD, LOCKED, QUARANTINED
 from lifecycle.events import (
     AnchorUnlocked,
+    Clamped,
     Closed,
+    Committed,
     Event,
     HostHandedOver,
     HostQuarantined,
@@ -150,11 +152,22 @@ def _late_ended(ledger: Ledger, account: Account, seq: int, event: LateWriteEnde
 def _anchor(ledger: Ledger, account: Account, seq: int, event: AnchorUnlocked) -> None:
     if ledger.once(account, seq, event):
         _after_end(ledger, account, seq, event)
+        if ledger.promised.pop(account.id, None) is not None and not ledger.index_refused:
+            ledger.index_refused = _was_refused(account, seq)
         for pool, taken in account.taken.items():
             held = account.held.get(pool)
             if account.published and held is not None and (waiting := r.intersect(taken, held.open)):
                 what = f"the anchor is unlocked and {r.text(waiting)} of {pool} is not handed over"
                 ledger.say(Law.EXACTLY_ONCE, what, "after the hand-over", (seq,), account)
+
+
+def _was_refused(account: Account, seq: int) -> bool:
+    """Return whether anything else came between the outcome and the unlock, as where an index has to be asked again."""
+    marks = account.marks
+    since = max(marks.get(Committed, 0), marks.get(Clamped, 0))
+    own = 1 + sum(marks.get(kind, 0) > since for kind in (TokensCredited, TokensReturned))
+    own += sum(at > since for held in account.held.values() for _, _, at in held.gone)
+    return seq - since > own
 
 
 def _after_end(ledger: Ledger, account: Account, seq: int, event: Event) -> None:
@@ -204,7 +217,7 @@ def _settled(ledger: Ledger, account: Account, seq: int, event: Settled) -> None
             ledger.say(Law.EXACTLY_ONCE, f"it is settled and its {debt} is open", "once each, before it", (seq,), account)
     for pool, held in account.held.items():
         if held.claimed:
-            pages, claim = held.claimed[0]
+            pages, claim, _ = held.claimed[0]
             what = f"it is settled while a read of {r.text((pages,))} of {pool} is claimed"
             ledger.say(Law.QUIESCENCE, what, "after ReadEnded or ReadLost", (claim, seq), account)
 

@@ -11,7 +11,7 @@ from lifecycle.audit.slots import NAMES, Offence, PoolSlots
 from lifecycle.audit.terms import Terms
 from lifecycle.audit.waitlist import Waits
 from lifecycle.events import Event, PageOverwritten, TokensReturned
-from lifecycle.layout import AllPages
+from lifecycle.layout import AllPages, TrailingPages
 from lifecycle.ranges import Range
 
 _REMEMBERED = 1024  # prefetches that are over, remembered for better words only
@@ -44,6 +44,8 @@ class Ledger:
         self.own_set = frozenset(self.own)
         self.groups = {group[0].name: group for group in terms.layout.groups}
         self.required = terms.layout.required(terms.degrade)
+        self.asked = [pool for pool in self.required if pool.name not in terms.absent]  # pools that this rank's query is for
+        self.windows = [(p.name, p.coverage.window_pages) for p in self.asked if isinstance(p.coverage, TrailingPages)]
         self.every_page = [
             pool.name for pool in self.required if isinstance(pool.coverage, AllPages) and pool.name not in terms.absent
         ]  # required pools of which this rank must have every page
@@ -66,6 +68,9 @@ class Ledger:
         self.overwritten = 0  # pages that a scrub has named so far
         self.round_number = 0
         self.round_seq = 0
+        self.rounds: deque[tuple[int, int, int]] = deque(maxlen=3)  # the last ones: record, time, rows
+        self.promised: dict[int, Account] = {}  # published, and their anchor still locked
+        self.index_refused = False  # whether an index may have refused, for ticks, what it had promised
         self._tell = tell
 
     def say(
@@ -164,6 +169,8 @@ class Ledger:
         self.accounts.clear()
         self.over.clear()
         self.requests.clear()
+        self.rounds.clear()
+        self.promised.clear()
         self.servings.clear()
         self.waits = Waits()
         for slots in self.slots.values():

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lifecycle.audit.account import Account
+from lifecycle.audit.lateness import check_in_time
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.stops import check_stop
@@ -56,6 +57,8 @@ def _wanted(ledger: Ledger, account: Account, seq: int, event: Wanted) -> None:
 
 def _terminated(ledger: Ledger, account: Account, seq: int, event: Terminated) -> None:
     planned = account.state is State.TRANSFERRING
+    if ledger.rounds:
+        check_in_time(ledger, account, seq)
     if not step(ledger, account, seq, event, Trigger.TERMINATE, State.TERMINATED):
         return
     account.reason = event.reason

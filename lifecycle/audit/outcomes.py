@@ -5,8 +5,10 @@ from typing import Any
 
 from lifecycle import coverage
 from lifecycle import ranges as r
+from lifecycle.audit import owed
 from lifecycle.audit.account import Account, size, without
-from lifecycle.audit.endings import COMMANDS, LAST_WORDS, REFUSALS, REVOKES
+from lifecycle.audit.endings import COMMANDS, LAST_WORDS, MISSES, REFUSALS, REVOKES
+from lifecycle.audit.lateness import check_in_time
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.moves import step
@@ -81,6 +83,8 @@ def _publish(ledger: Ledger, account: Account, seq: int, event: Committed | Clam
     account.usable_page = max(account.start_page, min(event.usable_page, account.end_page))
     account.dropped = event.dropped
     account.taken = event.taken
+    if event.taken:
+        ledger.promised[account.id] = account
     for pool, taken in event.taken.items():
         if pool not in account.held and pool not in account.reserved:
             say(Law.PARTITION, f"the index takes pages of {pool!r}", "only of pools with reserved slots")
@@ -104,6 +108,8 @@ def _usable(ledger: Ledger, account: Account, pool: str) -> Ranges:
 
 def _discarded(ledger: Ledger, account: Account, seq: int, event: Discarded) -> None:
     before = account.state
+    if ledger.rounds:
+        check_in_time(ledger, account, seq)
     if not step(ledger, account, seq, event, Trigger.DISCARD, State.DISCARDED):
         return
     account.withdrawn = seq
@@ -125,6 +131,8 @@ def _discarded(ledger: Ledger, account: Account, seq: int, event: Discarded) -> 
             say(f"discarded as {event.reason} while it is {before}", f"one of {', '.join(sorted(allowed))}")
         elif before is State.ISSUED:
             check_revoked(ledger, account, seq, event)
+            if event.reason in MISSES:
+                owed.missed(ledger, account, seq)
         return
     found = _expected(ledger, account)
     if found is None:

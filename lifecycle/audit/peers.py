@@ -6,14 +6,19 @@ its end, the first gap in its log, or its last words: what it logs once its roun
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
+from lifecycle.audit.account import Account
 from lifecycle.audit.endings import LAST_WORDS
 from lifecycle.audit.laws import Law, Violation
+from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.rank import RankAudit
+from lifecycle.audit.stops import is_known_to_fail
+from lifecycle.audit.words import duration
 from lifecycle.events import (
     EVENT_TYPES,
+    Capped,
     Closed,
     CoordinatorStopped,
     Discarded,
@@ -166,17 +171,20 @@ class Peers:
             if other_key != key or type(other.event) is not kind or _FACTS[kind](other.event) != facts:
                 self._differ(streams)
                 return
+        ended_ns = {}
         for stream in streams:
             record = stream.ahead.popleft()[1]
-            event = record.event
+            event, ended_ns[stream.audit] = record.event, record.at_ns
             if type(event) is Terminated:
                 stream.landed[event.prefetch] = event.landed
             elif type(event) is Discarded:
                 stream.landed.pop(event.prefetch, None)
         if kind is Synced:
             self._least(streams, record)
-        elif isinstance(record.event, Terminated) and record.event.reason is Reason.TIMEOUT:
-            self._begun(streams, record.seq, record.event)
+        elif isinstance(record.event, Terminated) and record.event.reason in (Reason.TIMEOUT, Reason.QUEUE_TIMEOUT):
+            self._limits(streams, record.seq, record.event, ended_ns)
+        elif isinstance(record.event, Capped):
+            self._failed(streams, record.seq, record.event)
 
     def _least(self, streams: list[_Stream], record: Record) -> None:
         synced = record.event
@@ -196,16 +204,36 @@ class Peers:
                 right = f"{'' if exact else 'at most '}{pages}, the least that any rank landed"
                 self._say(streams[-1].audit.rank, synced, (record.seq,), what, right)
 
-    def _begun(self, streams: list[_Stream], seq: int, event: Terminated) -> None:
-        """Say where the limit of reads ran out and none had begun on any rank."""
-        ledgers = [stream.audit.ledger for stream in streams if stream.audit.ledger is not None]
-        accounts = [ledger.accounts.get(event.prefetch) for ledger in ledgers]
-        known = [account for account in accounts if account is not None]
-        if not known or len(known) != ledgers[0].terms.ranks or ledgers[0].terms.lag_ticks or ledgers[0].terms.stop is None:
+    @staticmethod
+    def _everywhere(streams: list[_Stream], prefetch: int) -> list[tuple[RankAudit, Ledger, Account]]:
+        """Return a prefetch on all ranks of the run; nothing where it is not known on each, or the engine is only observed."""
+        audits = [(stream.audit, stream.audit.ledger) for stream in streams]
+        ledgers = [(audit, ledger) for audit, ledger in audits if ledger is not None and ledger.terms.stop is not None]
+        known = [(audit, ledger, of) for audit, ledger in ledgers if (of := ledger.accounts.get(prefetch)) is not None]
+        return known if known and len(known) == known[0][1].terms.ranks else []
+
+    def _limits(self, streams: list[_Stream], seq: int, event: Terminated, ended_ns: Mapping[RankAudit, int]) -> None:
+        """Say where the limit of reads ran out and none had begun on any rank, or the limit had run out on none."""
+        known = self._everywhere(streams, event.prefetch)
+        what = f"terminated as {event.reason}"
+        if not known:
             return
-        if not any(TransferStarted in account.marks for account in known):
-            right = f"{Reason.QUEUE_TIMEOUT}: no rank had begun to read"
-            self._say(streams[-1].audit.rank, event, (seq,), f"terminated as {event.reason}", right)
+        terms, reading = known[0][1].terms, event.reason is Reason.TIMEOUT
+        if reading and not terms.lag_ticks and not any(TransferStarted in account.marks for _, _, account in known):
+            self._say(streams[-1].audit.rank, event, (seq,), what, f"{Reason.QUEUE_TIMEOUT}: no rank had begun to read")
+        elif terms.limit is not None:
+            limit_ns = terms.limit.limit_ns(known[0][2].reserved_tokens)
+            took_ns = max(ended_ns[at] - of.issued_ns - (of.queued_ns if reading else 0) for at, _, of in known)
+            if took_ns < limit_ns and terms.ranks > 1:
+                right = f"after {duration(limit_ns)} on one rank at least"
+                self._say(streams[-1].audit.rank, event, (seq,), f"{what} after {duration(took_ns)}", right)
+
+    def _failed(self, streams: list[_Stream], seq: int, event: Capped) -> None:
+        """Say where a plan is capped to a page that failed on no rank."""
+        known = self._everywhere(streams, event.prefetch)
+        if known and not any(is_known_to_fail(ledger, account, event.ceiling_page) for _, ledger, account in known):
+            what = f"capped to page {event.ceiling_page}"
+            self._say(streams[-1].audit.rank, event, (seq,), what, "to a page that failed on one rank at least")
 
     # --- differences ---------------------------------------------------------------------------------------------------
 

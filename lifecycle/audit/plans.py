@@ -7,7 +7,7 @@ from lifecycle.audit.account import Account
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, text
 from lifecycle.audit.moves import step
-from lifecycle.audit.stops import check_cut, check_hit
+from lifecycle.audit.stops import check_cut, check_hit, check_promises, hole, is_known_to_fail
 from lifecycle.events import Capped, Event, HitResolved, PlanAgreed
 from lifecycle.policies import Pressure
 from lifecycle.ranges import Range
@@ -23,7 +23,7 @@ def _resolved(ledger: Ledger, account: Account, seq: int, event: HitResolved) ->
     if not account.start_page <= event.hit_page <= account.end_page:
         right = f"{account.start_page} to {account.end_page}"
         ledger.say(Law.PLAN, f"a hit up to page {event.hit_page}", right, (seq,), account)
-    account.hit_page = event.hit_page
+    account.hit_page, account.hit_ns, account.leading = event.hit_page, ledger.now(), event.leading
     check_hit(ledger, account, seq, event)
 
 
@@ -31,6 +31,8 @@ def _planned(ledger: Ledger, account: Account, seq: int, event: PlanAgreed) -> N
     if not step(ledger, account, seq, event, Trigger.PLAN, State.TRANSFERRING):
         return
     _check_lengths(ledger, account, seq, event)
+    if ledger.promised:
+        check_promises(ledger, account, seq)
     account.plan_page = account.ceiling_page = max(account.start_page, min(event.plan_page, account.end_page))
     account.left_out = event.left_out
     left_out: list[str] = []
@@ -68,6 +70,11 @@ def _check_lengths(ledger: Ledger, account: Account, seq: int, event: PlanAgreed
     short = event.plan_page < event.hit_page
     if event.cut is not (Reason.HOST_CAPACITY if short else None):
         say(f"the plan is cut by {event.cut}", f"{Reason.HOST_CAPACITY if short else None}")
+    if ledger.windows:
+        for length, page in (("an agreed hit", event.hit_page), ("a plan", event.plan_page)):
+            if (missing := hole(ledger, account, page)) is not None:
+                say(f"{length} up to page {page}", f"another: this rank has no page {missing[1]} of {missing[0]}")
+                break
     if short:
         check_cut(ledger, account, seq, event)
     if short and terms.pressure is Pressure.REVOKE:
@@ -86,6 +93,8 @@ def _capped(ledger: Ledger, account: Account, seq: int, event: Capped) -> None:
     if not account.start_page <= event.ceiling_page < account.ceiling_page:
         right = f"below {account.ceiling_page}, not below {account.start_page}"
         ledger.say(Law.PLAN, f"capped to page {event.ceiling_page}", right, (seq,), account)
+    if ledger.terms.ranks == 1 and ledger.terms.stop is not None and not is_known_to_fail(ledger, account, event.ceiling_page):
+        ledger.say(Law.PLAN, f"capped to page {event.ceiling_page}", "to a page that failed", (seq,), account)
     account.ceiling_page = min(account.ceiling_page, event.ceiling_page)
     account.withdrawn = seq
 

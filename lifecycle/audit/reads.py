@@ -5,6 +5,7 @@ from typing import Any
 
 from lifecycle import ranges as r
 from lifecycle.audit.account import Account, Held, size
+from lifecycle.audit.lateness import check_answered_in_time, check_in_time
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, is_range, text
 from lifecycle.audit.slots import FREE, HELD
@@ -82,11 +83,11 @@ def _claimed(ledger: Ledger, account: Account, seq: int, event: ReadClaimed) -> 
     if held.asked and (again := r.intersect(held.asked, (event.pages,))):
         say(f"pages {r.text(again)} of {event.pool} were claimed a second time", "once")
     held.asked = r.union(held.asked, (event.pages,))
-    held.claimed.append((event.pages, seq))
+    held.claimed.append((event.pages, seq, ledger.now()))
 
 
 def _started(ledger: Ledger, account: Account, seq: int, event: TransferStarted) -> None:
-    account.queued_ns = event.queued_ns
+    account.queued_ns, account.started_ns = event.queued_ns, ledger.now()
     ledger.once(account, seq, event, Law.LEGAL)
     if account.withdrawn == seq - 1:
         account.withdrawn = seq
@@ -103,7 +104,7 @@ def _landed(ledger: Ledger, account: Account, seq: int, event: PagesLanded) -> N
     account.landed[event.pool] = r.union(account.landed.get(event.pool, EMPTY), (event.pages,))
     held = account.held.get(ledger.layout.owner(event.pool))
     lo, hi = event.pages
-    for claimed, _ in () if held is None else held.claimed:
+    for claimed, _, _ in () if held is None else held.claimed:
         if claimed[0] <= lo and hi <= claimed[1]:
             return
     reading = held.busy() if held is not None else EMPTY
@@ -174,8 +175,11 @@ def _unclaim(ledger: Ledger, account: Account, seq: int, event: ReadEnded | Read
     held = ledger.held(account, seq, event.pool, type(event).__name__)
     if held is None:
         return None
-    for place, (pages, _) in enumerate(held.claimed):
+    for place, (pages, claim, claimed_ns) in enumerate(held.claimed):
         if pages == event.pages:
+            if ledger.rounds:
+                check_answered_in_time(ledger, account, seq, event, claim, claimed_ns)
+                check_in_time(ledger, account, seq)
             del held.claimed[place]
             return held
     what = f"{type(event).__name__} {text(event.pages)} of {event.pool}, which is not claimed"

@@ -90,12 +90,17 @@ def _quarantine(ledger: Ledger, seq: int, event: QuarantineAgreed) -> None:
 
 
 def _round(ledger: Ledger, seq: int, event: RoundDone) -> None:
+    terms = ledger.terms
     if event.number <= ledger.round_number:
         right = f"above {ledger.round_number}"
         ledger.say(Law.RANKS, f"round {event.number} is done", right, (ledger.round_seq, seq))
-    if event.participants != ledger.terms.ranks:
-        ledger.say(Law.RANKS, f"round {event.number} had {event.participants} ranks", f"all {ledger.terms.ranks}", (seq,))
+    if event.participants != terms.ranks:
+        ledger.say(Law.RANKS, f"round {event.number} had {event.participants} ranks", f"all {terms.ranks}", (seq,))
+    for what, count, most in (("rows", event.rows, terms.row_capacity), ("sets", event.masks, terms.mask_capacity)):
+        if most is not None and count > most:
+            ledger.say(Law.RANKS, f"round {event.number} called for {count} {what}", f"at most {most}", (seq,))
     ledger.round_number, ledger.round_seq = event.number, seq
+    ledger.rounds.append((seq, ledger.now(), event.rows))
 
 
 HANDLERS: Mapping[type[Event], Callable[[Ledger, int, Any], None]] = {

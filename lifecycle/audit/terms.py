@@ -7,7 +7,7 @@ from lifecycle.audit.words import plain
 from lifecycle.errors import ConfigError, LayoutError, LogError
 from lifecycle.events import LogOpened
 from lifecycle.layout import Layout
-from lifecycle.policies import STOP_POLICIES, OnShortfall, Pressure, Timeout
+from lifecycle.policies import MOST_S, NS_PER_S, STOP_POLICIES, OnShortfall, Pressure, Timeout
 
 MOST_SLOTS = 2**31 - 1  # slot numbers are int32
 MOST_POOLS = 64
@@ -48,6 +48,10 @@ class Terms:
     stop: str | None = None  # the stop policy; None where it is not known, as of an engine that is only observed
     limit: Timeout | None = None  # of that policy
     absent: frozenset[str] = frozenset()  # pools of which the rank has no shard: they land without a read
+    library: str = ""
+    row_capacity: int | None = None  # None, here and below, where the log does not say
+    mask_capacity: int | None = None
+    lost_read_ns: int | None = None
 
     def shared(self) -> Mapping[str, object]:
         """Return what must be the same on all ranks, by name."""
@@ -55,7 +59,8 @@ class Terms:
 
 
 _SHARED = ("ranks", "layout", "degrade", "pressure", "threshold_pages", "max_pages", "limit_tokens", "lag_ticks",
-           "page_size_tokens", "budget_pages", "retry", "stop", "limit")  # fmt: skip
+           "page_size_tokens", "budget_pages", "retry", "stop", "limit", "library", "row_capacity", "mask_capacity",
+           "lost_read_ns")  # fmt: skip
 
 
 def terms_of(opened: LogOpened) -> Terms:
@@ -90,7 +95,8 @@ def terms_of(opened: LogOpened) -> Terms:
         opened.run, opened.rank, opened.ranks, layout, degrade, pressure, _number(policies, "threshold_pages"),
         _number(policies, "max_pages"), _number(policies, "limit_tokens"), _number(policies, "lag_ticks"),
         opened.page_size_tokens, dict(opened.capacity_pages), dict(opened.budget_pages), _retry(policies),
-        *_stop(policies), frozenset(opened.absent),
+        *_stop(policies), frozenset(opened.absent), opened.library, _optional(policies, "row_capacity"),
+        _optional(policies, "mask_capacity"), _lost_read_ns(policies),
     )  # fmt: skip
 
 
@@ -117,6 +123,19 @@ def _stop(policies: Mapping[str, object]) -> tuple[str | None, Timeout | None]:
         return name, Timeout(*numbers)  # type: ignore[arg-type]  # numbers, as was just seen
     except ConfigError as error:
         raise BadHeader(f"cannot check this log: {error}") from error
+
+
+def _optional(policies: Mapping[str, object], name: str) -> int | None:
+    return None if policies.get(name) is None else _number(policies, name)
+
+
+def _lost_read_ns(policies: Mapping[str, object]) -> int | None:
+    value = policies.get("lost_read_s")
+    if value is None or "observed" in policies:
+        return None
+    if not isinstance(value, (int, float)) or not 0 < value <= MOST_S:
+        raise BadHeader(f"cannot check this log: policy lost_read_s is {value!r}, not a time above 0 and of at most {MOST_S:g}")
+    return int(value * NS_PER_S)
 
 
 def _word(policies: Mapping[str, object], name: str) -> str:

@@ -28,6 +28,8 @@ class Waits:
     tried: tuple[str, int, int] | None = None  # request, attempt, and the record that says it is tried now
     from_line: bool = False  # whether that one stood in line for room
     declined: tuple[Declined, int, bool] | None = None  # the last one, its record, and whether it was a try
+    owed: tuple[str, int, int, Reason] | None = None  # request, attempt, the record at which its wait begins, and why
+    superseded: dict[str, tuple[int, int]] = field(default_factory=dict)  # waits that a newer attempt ended: attempt, record
 
     def get(self, request: str) -> Wait | None:
         """Return how a request waits."""

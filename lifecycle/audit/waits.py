@@ -6,6 +6,7 @@ Plain books of its own. Ticks are known from the events of waits alone.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lifecycle.audit import owed
 from lifecycle.audit.endings import COMMANDS, LAST_WORDS, MISSES
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger
@@ -21,6 +22,7 @@ def issued(ledger: Ledger, seq: int, event: Issued) -> bool:
     """Check what is issued against who waits, before it is taken in; return whether it is a try of one that waited."""
     waits = ledger.waits
     tried = _is_tried(ledger, seq, event)
+    owed.comes(ledger, seq, event.request, event.attempt)
     view, retry = ledger.requests.get(event.request), ledger.terms.retry
     if others_in_line(ledger, event.request) and not (tried and waits.from_line) and not ledger.gapped:
         first = next(iter(waits.line))
@@ -38,9 +40,16 @@ def declined(ledger: Ledger, seq: int, event: Declined) -> None:
     """Take in a decline, which may be how a try went, and may begin a wait."""
     waits = ledger.waits
     waits.declined = event, seq, _is_tried(ledger, seq, event)
+    owed.comes(ledger, seq, event.request, event.attempt)
     wait = waits.get(event.request)
     if wait is not None and event.attempt > wait.attempt:
         waits.drop(event.request)
+        wait = None
+    view, newest = ledger.requests.get(event.request), True
+    if view is not None and event.attempt <= view.attempt:
+        newest = event.attempt == view.attempt and not view.served
+    if event.reason is Reason.RATE_LIMITED and newest and wait is None:
+        owed.owe(ledger, event.request, event.attempt, seq + 1, event.reason)
 
 
 def others_in_line(ledger: Ledger, request: str) -> bool:
@@ -51,6 +60,9 @@ def others_in_line(ledger: Ledger, request: str) -> bool:
 def stopped(ledger: Ledger, seq: int) -> None:
     """Say who still waits as the log ends in order."""
     _untried(ledger, seq)
+    owed.check(ledger, seq)
+    for request in list(ledger.waits.superseded):
+        owed.check_superseded(ledger, seq, request)
     for request, wait in (*ledger.waits.line.items(), *ledger.waits.asking.items()):
         what = f"attempt {wait.attempt} waits at the stop"
         ledger.say(Law.WAITING, what, "no wait outlives the coordinator", (wait.seq, seq), None, request)
@@ -87,6 +99,9 @@ def _began(ledger: Ledger, seq: int, event: WaitBegan) -> None:
     known = waits.get(event.request)
     _tick(ledger, seq, event)
     _untried(ledger, seq)
+    if waits.owed is not None and waits.owed[:3] == (event.request, event.attempt, seq):
+        waits.owed = None
+    owed.check(ledger, seq)
 
     def say(what: str, right: str) -> None:
         seqs = (seq,) if known is None else (known.seq, seq)
@@ -170,8 +185,10 @@ def _why_no_miss(ledger: Ledger, seq: int, event: WaitBegan, retry: RetryTerms, 
 
 def _ended(ledger: Ledger, seq: int, event: WaitEnded) -> None:
     waits, retry, wait = ledger.waits, ledger.terms.retry, ledger.waits.get(event.request)
+    last_word = ledger.last_word is not None  # by then: after it, ticks may go by that try nobody
     _tick(ledger, seq, event)
     _untried(ledger, seq)
+    owed.check(ledger, seq)
 
     def say(what: str, right: str) -> None:
         ledger.say(Law.WAITING, what, right, (seq,) if wait is None else (wait.seq, seq), None, event.request)
@@ -199,6 +216,27 @@ def _ended(ledger: Ledger, seq: int, event: WaitEnded) -> None:
         waited, most = event.tick - wait.since_tick, None if retry is None else retry.give_up_ticks
         if wait.reason is not Reason.RATE_LIMITED or most is None or waited <= most:
             say(f"given up after {waited} ticks", f"only a wait for room, after {most}")
+    if event.reason is Reason.SUPERSEDED:
+        waits.superseded[event.request] = wait.attempt, seq
+    late = None if retry is None or ledger.gapped or last_word else _too_late(ledger, event, retry, wait)
+    if late is not None:
+        say(*late)
+
+
+def _too_late(ledger: Ledger, event: WaitEnded, retry: RetryTerms, wait: Wait) -> tuple[str, str] | None:
+    """Return what came too late at this tick, and what would have been right.
+
+    Every tick gives up and tries who is due, but where an index has yet to take what it promised. Among several ranks that
+    fails the next round, so it holds up one tick; a rank alone waits for it, and tries no one while its index refuses.
+    """
+    many = ledger.terms.ranks > 1
+    waited = event.tick - wait.since_tick
+    if wait.reason is Reason.RATE_LIMITED:
+        if waited > retry.give_up_ticks + 1 + many and (many or not (ledger.index_refused or ledger.promised)):
+            return f"it waited for room for {waited} ticks", f"given up after {retry.give_up_ticks}"
+    elif many and event.tick > wait.due_tick + 1:
+        return f"it waited to ask again until tick {event.tick}", f"tried at {wait.due_tick}"
+    return None
 
 
 HANDLERS: Mapping[type[Event], Callable[[Ledger, int, Any], None]] = {WaitBegan: _began, WaitEnded: _ended}

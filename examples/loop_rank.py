@@ -30,7 +30,7 @@ from loop_trace import Request
 from loop_write_back import WriteBack
 from stores.events import open_event_log
 from stores.host import TorchHostMemory
-from stores.pages import open_page_store, register_host_memory
+from stores.pages import header_room, open_page_store, register_host_memory
 from stores.prefix import RadixIndex
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def run_rank(options: Options, requests: Sequence[Request], rank: int, folder: P
     layout, policies = options.layout, options.policies()
     page_bytes, capacity = options.pool_bytes(), options.capacity_pages(requests)
     store = open_page_store(options.store, page_bytes, options.namespace(), shard(rank, options.ranks))
-    memory = TorchHostMemory(layout, capacity, page_bytes)
-    register_host_memory(store, [memory.views(pool.name) for pool in layout.pools])  # for zero copy, where a store can
+    memory = TorchHostMemory(layout, capacity, page_bytes, header_room_bytes=header_room(store, page_bytes))
+    register_host_memory(store, memory.regions())  # for zero copy, where a store can
     if options.slow_rank is not None and options.slow_rank[0] == rank:
         store = SlowStore(store, options.slow_rank[1])
     faulty = FaultyStore(store, options.faults, options.seed, rank, _FAULTS) if options.faults else None

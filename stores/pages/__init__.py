@@ -8,12 +8,21 @@ from numpy.typing import NDArray
 from lifecycle.errors import ConfigError
 from lifecycle.keys import Namespace
 from lifecycle.runtime.ports import PageStore
+from stores.host_region import SlotRegion
 from stores.pages.files import FilePageStore
+from stores.pages.header import HEADER_BYTES
 from stores.pages.memory import MemoryPageStore
 from stores.pages.mooncake import MooncakePageStore
 from stores.pages.mooncake_engine import SEGMENT_BYTES, Address, connect
 
-__all__ = ["FilePageStore", "MemoryPageStore", "MooncakePageStore", "open_page_store", "register_host_memory"]
+__all__ = [
+    "FilePageStore",
+    "MemoryPageStore",
+    "MooncakePageStore",
+    "header_room",
+    "open_page_store",
+    "register_host_memory",
+]
 
 _Opener = Callable[[str, Mapping[str, int], Namespace, str, int | None], PageStore]
 
@@ -34,10 +43,15 @@ def open_page_store(
     return opener(where, page_bytes, namespace, shard, capacity_bytes)
 
 
-def register_host_memory(store: PageStore, regions: Iterable[NDArray[np.generic]]) -> None:
+def header_room(store: PageStore, pools: Iterable[str]) -> dict[str, int]:
+    """Return the `header_room_bytes` of host memory into which this store reads fastest; empty where room is of no use."""
+    return dict.fromkeys(pools, HEADER_BYTES) if isinstance(store, MooncakePageStore) else {}
+
+
+def register_host_memory(store: PageStore, regions: Iterable[NDArray[np.generic] | SlotRegion]) -> None:
     """Tell a store that reads straight into host memory (Mooncake) where it lies; others need not know.
 
-    `regions` are contiguous arrays, `TorchHostMemory.views(pool)` for each pool, say. They live until the store is closed.
+    `regions` are `TorchHostMemory.regions()`, say, or contiguous arrays. They live until the store is closed.
     """
     if isinstance(store, MooncakePageStore):
         store.register(regions)

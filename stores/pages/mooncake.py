@@ -1,4 +1,7 @@
-"""Pages in Mooncake Store: read straight into their place in host memory, each behind a header in a buffer of its own.
+"""Pages in Mooncake Store: read straight into their place in host memory, each behind a header.
+
+The header goes into the room in front of the page's slot where there is one, in one piece with the page, else into memory of
+the store's own.
 
 An object is `header ‖ page` under the name `plcpage1/SHARD/POOL/KEY`; the header is that of a page file. What comes back
 is compared with what was asked for and never trusted: a master that was restarted hands the same memory out again, and a
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from lifecycle.errors import IntegrityError, StoreError
 from lifecycle.keys import Namespace
 from lifecycle.runtime.ports import PageResult
+from stores.host_region import SlotRegion
 from stores.pages.header import HEADER_BYTES
 from stores.pages.mooncake_beliefs import Beliefs
 from stores.pages.mooncake_engine import MAX_KEYS, NOTHING_REMOVED, RPC_FAIL, Address, Engine, write_failure
@@ -70,10 +74,11 @@ class MooncakePageStore:
         self._calls = 0
         self._closed = False
 
-    def register(self, regions: Iterable[NDArray[np.generic]]) -> None:
-        """Let pages be read straight into these arrays (`TorchHostMemory.views(pool)`, say), kept alive until `close`.
+    def register(self, regions: Iterable[NDArray[np.generic] | SlotRegion]) -> None:
+        """Let pages be read straight into this memory (`TorchHostMemory.regions()`, say), kept alive until `close`.
 
-        Raises `ConfigError` for an array that is not contiguous and writable, `StoreError` where the engine refuses it.
+        A `SlotRegion` says how slots lie: a page of a slot with room for the header is moved in one piece with it. Raises
+        `ConfigError` for an array that is not contiguous and writable, `StoreError` where the engine refuses it.
         """
         with self._call("register memory with"):
             for region in regions:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from lifecycle.errors import ConfigError
 from lifecycle.reasons import ReadCode
@@ -37,7 +36,6 @@ class PoolPages:
         self.prefix = f"{FORMAT}/{shard}/{pool}/"
         self.header = PageHeader(pool, shard, namespace_digest, nbytes)
         self.nbytes = nbytes
-        self.sizes = [HEADER_BYTES, nbytes]
         self._verify = verify
         self.ok: Answer = (PageResult(nbytes), "ok")
         self._fixed = self.header.pack("00" * 32, 0)[:_KEY_AT]
@@ -48,30 +46,31 @@ class PoolPages:
         return [prefix + key for key in keys]
 
     def judge(
-        self, codes: list[int], keys: Sequence[str], heads: NDArray[np.uint8], buffers: Sequence[memoryview]
+        self, codes: list[int], keys: Sequence[str], heads: Sequence[memoryview], buffers: Sequence[memoryview]
     ) -> list[Answer]:
         """Return an answer per key, from what the engine returned and what lies in headers and buffers now."""
         count = len(keys)
         if len(codes) != count:
             return [BAD_RESULT] * count
         whole = HEADER_BYTES + self.nbytes
-        if not self._verify and codes.count(whole) == count and self._all_known(keys, heads[:count]):
+        if not self._verify and codes.count(whole) == count and self._all_known(keys, heads):
             return [self.ok] * count
         return [
             self._page(code, whole, key, heads[row], buffers[row])
             for row, (code, key) in enumerate(zip(codes, keys, strict=True))
         ]
 
-    def _all_known(self, keys: Sequence[str], heads: NDArray[np.uint8]) -> bool:
+    def _all_known(self, keys: Sequence[str], heads: Sequence[memoryview]) -> bool:
         """Compare all headers at once, but for their checksums, which say nothing about what is asked for."""
-        if heads[:, :_KEY_AT].tobytes() != self._fixed * len(keys):
+        table = np.frombuffer(b"".join(heads), np.uint8).reshape(len(keys), HEADER_BYTES)
+        if table[:, :_KEY_AT].tobytes() != self._fixed * len(keys):
             return False
-        return heads[:, _KEY_AT : _KEY_AT + 32].tobytes() == bytes.fromhex("".join(keys))
+        return table[:, _KEY_AT : _KEY_AT + 32].tobytes() == bytes.fromhex("".join(keys))
 
-    def _page(self, code: int, whole: int, key: str, head: NDArray[np.uint8], buffer: memoryview) -> Answer:
+    def _page(self, code: int, whole: int, key: str, head: memoryview, buffer: memoryview) -> Answer:
         if code != whole:
             return self._not_whole(code, whole)
-        checksum, wrong = self.header.check(bytearray(head.data), key)
+        checksum, wrong = self.header.check(bytearray(head), key)
         if wrong is not None:
             return PageResult(0, ReadCode.CORRUPT), f"corrupt.{wrong}"
         if not self._verify:

@@ -15,7 +15,7 @@ class FakeEngine:
         self.answers: dict[tuple[str, str], list[int]] = {}
         self.registered: dict[int, int] = {}
         self.calls: list[tuple[str, int]] = []
-        self.places: list[int] = []  # of the pages read
+        self.pieces: list[list[tuple[int, int]]] = []  # of each object read: where its pieces went, and their bytes
         self.dead = self.closed = self.misshapen = False
         self.refuse_register = 0
         self.gate: threading.Event | None = None
@@ -39,7 +39,7 @@ class FakeEngine:
     ) -> list[int]:
         if self.gate is not None:
             self.gate.wait()
-        self.places += [pointers[1] for pointers in all_buffer_ptrs]
+        self.pieces += [list(zip(*each, strict=True)) for each in zip(all_buffer_ptrs, all_sizes, strict=True)]
         return self._each("get", keys, all_buffer_ptrs, all_sizes)
 
     def batch_put_from_multi_buffers(

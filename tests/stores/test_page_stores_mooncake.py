@@ -12,12 +12,16 @@ import numpy as np
 import pytest
 import xxhash
 from numpy.typing import NDArray
+from page_slots import InSlots
 from page_store_contract import KEYS, PAGE_BYTES, PageStoreContract, blanks, page, pages
 
 from lifecycle.errors import StoreError
 from lifecycle.keys import EMPTY_NAMESPACE, Namespace, page_keys
+from lifecycle.layout import dsa
 from lifecycle.reasons import ReadCode
-from stores.pages import MooncakePageStore, open_page_store
+from stores.host import TorchHostMemory
+from stores.host_region import SlotRegion
+from stores.pages import MooncakePageStore, open_page_store, register_host_memory
 from stores.pages.header import HEADER_BYTES, PageHeader
 from stores.pages.mooncake_engine import Engine
 
@@ -56,6 +60,18 @@ class TestUnverifiedMooncakePageStore(PageStoreContract):
     @pytest.fixture
     def store(self, master: mooncake_master.Master, engine: Engine) -> MooncakePageStore:
         return shard_store(master, engine, verify=False)
+
+
+class TestMooncakePageStoreWithRoom(PageStoreContract):
+    @pytest.fixture
+    def store(self, master: mooncake_master.Master, engine: Engine) -> InSlots:
+        return InSlots(shard_store(master, engine))
+
+
+class TestUnverifiedMooncakePageStoreWithRoom(PageStoreContract):
+    @pytest.fixture
+    def store(self, master: mooncake_master.Master, engine: Engine) -> InSlots:
+        return InSlots(shard_store(master, engine, verify=False))
 
 
 @pytest.fixture
@@ -161,15 +177,40 @@ def test_a_spec_opens_a_store_that_others_share(master: mooncake_master.Master, 
     near.close()
 
 
+def test_slots_with_room_and_others_mix_over_tcp(master: mooncake_master.Master, engine: Engine) -> None:
+    """From the memory of another client, in one call: pages in one piece, in two, and by the detour, each whole."""
+    shard = next(SHARDS)
+    near = MooncakePageStore(engine, PAGE_BYTES, NAMESPACE, shard)
+    far = open_page_store(master.spec, PAGE_BYTES, NAMESPACE, shard, capacity_bytes=0)
+    memory = TorchHostMemory(dsa(), {"kv": 8}, PAGE_BYTES, header_room_bytes={"kv": HEADER_BYTES})
+    plain = np.zeros((2, 4096), np.uint8)
+    register_host_memory(far, [*memory.regions(), plain])
+    first, second, third = memory.buffers("kv", [6, 1, 2])
+    buffers = [first, plain[1].data, second, *blanks("kv", 1), third]
+    near.write("kv", KEYS[:5], pages("kv", range(5)))
+    assert [result.code for result in far.read_into("kv", KEYS[:5], buffers)] == [None] * 5
+    assert [bytes(buffer) for buffer in buffers] == [page("kv", place) for place in range(5)]
+    assert far.delete("kv", KEYS[:5]) == 5
+    assert far.write("kv", KEYS[:5], buffers) == [True] * 5
+    back = blanks("kv", 5)
+    assert [result.code for result in near.read_into("kv", KEYS[:5], back)] == [None] * 5
+    assert [bytes(buffer) for buffer in back] == [page("kv", place) for place in range(5)]
+    far.close()
+    near.close()
+
+
 WRITER = """
 import sys
 import numpy as np
 from lifecycle.keys import EMPTY_NAMESPACE, page_keys
+from stores.host_region import SlotRegion
 from stores.pages import open_page_store
 store = open_page_store(sys.argv[1], {"kv": 65536}, EMPTY_NAMESPACE, sys.argv[2], capacity_bytes=0)
 keys = page_keys(list(range(64)), 1)
-memory = np.zeros((64, 65536), np.uint8)
-store.register([memory])
+room = int(sys.argv[3])
+rows = np.zeros((64, room + 65536), np.uint8)
+store.register([SlotRegion(rows, room)])
+memory = rows[:, room:]
 print("ready", flush=True)
 turn = 0
 while True:
@@ -187,15 +228,18 @@ def whole_pages(store: MooncakePageStore, keys: Sequence[str], memory: NDArray[n
     return len(rows)
 
 
-def test_a_killed_writer_leaves_no_torn_page(master: mooncake_master.Master, engine: Engine) -> None:
+@pytest.mark.parametrize("room", [0, HEADER_BYTES])
+def test_a_killed_writer_leaves_no_torn_page(master: mooncake_master.Master, engine: Engine, room: int) -> None:
     """Beside a writer that replaces its pages and is killed in the midst of it, a page read ok is whole."""
     shard = next(SHARDS)
     keys = page_keys(list(range(64)), 1)
     store = MooncakePageStore(engine, {"kv": 65536}, EMPTY_NAMESPACE, shard, master=master.address)
-    memory = np.zeros((64, 65536), np.uint8)
-    store.register([memory])
+    rows = np.zeros((64, room + 65536), np.uint8)
+    store.register([SlotRegion(rows, room)])
+    memory = rows[:, room:]
     seen = 0
-    with subprocess.Popen([sys.executable, "-c", WRITER, master.spec, shard], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", WRITER, master.spec, shard, str(room)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"

@@ -197,7 +197,7 @@ def test_pages_are_read_straight_into_their_slots(engine: FakeEngine) -> None:
     layout = preset("kv_only")
     memory = TorchHostMemory(layout, {"kv": 32}, {"kv": 1 << 20})
     store = MooncakePageStore(engine, {"kv": 1 << 20}, NAMESPACE, "r0of1")
-    register_host_memory(store, [memory.views("kv")])
+    register_host_memory(store, memory.regions())
     slots = memory.allocate({"kv": 8})["kv"]
     buffers = memory.buffers("kv", slots)
     for seed, buffer in enumerate(buffers):
@@ -210,7 +210,7 @@ def test_pages_are_read_straight_into_their_slots(engine: FakeEngine) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     first = memory.tensor("kv").data_ptr()
-    assert engine.places == [first + int(slot) * (1 << 20) for slot in slots]
+    assert [pieces[1:] for pieces in engine.pieces] == [[(first + int(slot) * (1 << 20), 1 << 20)] for slot in slots]
     assert [bytes(buffer) for buffer in buffers] == before
     assert peak < 1 << 19
     assert not {cause for cause in store.stats() if "detour" in cause}

@@ -19,7 +19,7 @@ from lifecycle.policies import Policies, WaitComplete
 from lifecycle.runtime.coordinator import Coordinator
 from stores.events import open_event_log
 from stores.host import TorchHostMemory
-from stores.pages import MooncakePageStore, register_host_memory
+from stores.pages import MooncakePageStore, header_room, register_host_memory
 from stores.prefix import RadixIndex
 from stores.prefix_match import RadixAnchor
 
@@ -41,8 +41,9 @@ class Engine:
     def __init__(self, store: MooncakePageStore) -> None:
         self.layout = preset("kv_only")
         self.store = store
-        self.memory = TorchHostMemory(self.layout, {"kv": HOST_PAGES}, {"kv": PAGE_BYTES})
-        register_host_memory(store, [self.memory.views("kv")])
+        rooms = header_room(store, ["kv"])
+        self.memory = TorchHostMemory(self.layout, {"kv": HOST_PAGES}, {"kv": PAGE_BYTES}, header_room_bytes=rooms)
+        register_host_memory(store, self.memory.regions())
         self.index = RadixIndex(self.layout)
         self.prompts = [page_keys(range(1000 * n, 1000 * n + 4 * PROMPT_PAGES), 4) for n in range(1, 25)]
         policies = Policies(stop=WaitComplete())

@@ -120,7 +120,8 @@ class Transfer:
                     pointers[place], sizes[place] = [batch.addresses[place] - HEADER_BYTES], together
                     heads[place] = spot.head
             outside = [place for place, spot in enumerate(batch.spots) if not spot.inside]
-            for place, row in zip(outside, stack.enter_context(self._detours.take()) if outside else (), strict=False):
+            lent = stack.enter_context(self._detours.take())[: len(outside)] if outside else ()
+            for place, row in zip(outside, lent, strict=True):
                 pointers[place], sizes[place] = [row.address], together
                 heads[place], buffers[place] = row.view[:HEADER_BYTES], row.view[HEADER_BYTES : HEADER_BYTES + nbytes]
             yield Way(pointers, sizes, heads, buffers, outside)

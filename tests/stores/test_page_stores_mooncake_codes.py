@@ -231,6 +231,19 @@ def test_memory_that_is_not_registered_takes_a_counted_detour(engine: FakeEngine
     assert store.stats()["read.detour"] == store.stats()["write.detour"] == 1
 
 
+def test_large_pages_that_are_not_registered_take_the_detour_in_turns(engine: FakeEngine) -> None:
+    """The detour holds four of 1 MiB: ten are written and read in three calls each, whole."""
+    store = MooncakePageStore(engine, {"kv": 1 << 20}, NAMESPACE, "r0of1")
+    given = [np.random.default_rng(seed).bytes(1 << 20) for seed in range(10)]
+    assert store.write("kv", KEYS[:10], [memoryview(data) for data in given]) == [True] * 10
+    buffers = [memoryview(bytearray(1 << 20)) for _ in given]
+    assert [result.code for result in store.read_into("kv", KEYS[:10], buffers)] == [None] * 10
+    assert [bytes(buffer) for buffer in buffers] == given
+    assert engine.calls == [(verb, count) for verb in ("put", "get") for count in (4, 4, 2)]
+    store.check_integrity()
+    store.close()
+
+
 def test_a_page_half_outside_what_is_registered_takes_the_detour(engine: FakeEngine, store: MooncakePageStore) -> None:
     """The whole page must lie in one region."""
     memory = np.zeros(3 * 4096, np.uint8)

@@ -23,19 +23,17 @@ class Rooms:
         self._lock = threading.Lock()
         self._busy: set[int] = set()
 
-    def take(self, slots: Sequence[int]) -> list[bool]:
-        """Take the rooms of these slots; say of each whether it was free. Whoever gets none puts the header elsewhere."""
+    def take(self, slots: Sequence[int]) -> bool:
+        """Take the rooms of all these slots, or return False having taken none: one is in use, or asked for twice."""
+        wanted = set(slots)
         with self._lock:
-            return [self._take(slot) for slot in slots]
-
-    def _take(self, slot: int) -> bool:
-        if slot in self._busy:
-            return False
-        self._busy.add(slot)
+            if len(wanted) != len(slots) or not self._busy.isdisjoint(wanted):
+                return False
+            self._busy |= wanted
         return True
 
     def give_back(self, slots: Sequence[int]) -> None:
-        """Let others take these rooms, each of which was got."""
+        """Let others take these rooms again."""
         with self._lock:
             assert self._busy.issuperset(slots), f"rooms given back that nobody has: {sorted({*slots} - self._busy)}"
             self._busy.difference_update(slots)
@@ -70,6 +68,10 @@ class SlotRegion:
             raise ConfigError("cannot declare host memory: need contiguous writable rows, with their rooms")
         if room >= memory.shape[1]:
             raise ConfigError(f"cannot declare host memory: a room of {room} bytes in rows of {memory.shape[1]} leaves no page")
+
+    def heads(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return the last `nbytes` of every room, shape [slots, nbytes]: what lies right before the pages."""
+        return self.memory[:, self.header_room_bytes - nbytes : self.header_room_bytes]
 
     @property
     def page_bytes(self) -> int:

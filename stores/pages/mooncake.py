@@ -24,7 +24,7 @@ from stores.host_region import SlotRegion
 from stores.pages.header import HEADER_BYTES
 from stores.pages.mooncake_beliefs import Beliefs
 from stores.pages.mooncake_engine import MAX_KEYS, NOTHING_REMOVED, RPC_FAIL, Address, Engine, write_failure
-from stores.pages.mooncake_judge import RETRIED, UNREACHABLE, Answer, PoolPages
+from stores.pages.mooncake_judge import BAD_RESULT, RETRIED, UNREACHABLE, Answer, PoolPages
 from stores.pages.mooncake_reach import Reach
 from stores.pages.mooncake_transfer import Batch, Transfer, checksums
 from stores.pages.requests import check_buffers, check_keys, checked_page_bytes, page_bytes_of
@@ -117,11 +117,12 @@ class MooncakePageStore:
     def read_into(self, pool: str, keys: Sequence[str], buffers: Sequence[memoryview]) -> Sequence[PageResult]:
         """Read one page per key into the buffer beside it. After a failure the buffer's content is undefined."""
         self._check_request("read", pool, keys, buffers, writable=True)
-        results: list[PageResult] = []
+        results = [BAD_RESULT[0]] * len(keys)
         causes: Counter[str] = Counter()
         with self._call("read pages in"):
             for batch in self._transfer.batches(self._pools[pool], keys, buffers):
-                results += [result for result, _ in self._read(batch, causes)]
+                for place, (result, _) in zip(batch.places, self._read(batch, causes), strict=True):
+                    results[place] = result
         self._tally.add(causes)
         return results
 
@@ -166,13 +167,14 @@ class MooncakePageStore:
     def write(self, pool: str, keys: Sequence[str], buffers: Sequence[memoryview]) -> Sequence[bool]:
         """Store one page per key; True only where the engine said that the page is stored."""
         self._check_request("write", pool, keys, buffers, writable=False)
-        done: list[bool] = []
+        done = [False] * len(keys)
         causes: Counter[str] = Counter()
         with self._call("write pages in"):
             for batch in self._transfer.batches(self._pools[pool], keys, buffers):
                 codes = self._write(batch, causes)
                 causes.update("write.ok" if code == 0 else f"write.{write_failure(code)}" for code in codes)
-                done.extend(code == 0 for code in codes)
+                for place, code in zip(batch.places, codes, strict=True):
+                    done[place] = code == 0
         self._tally.add(causes)
         return done
 

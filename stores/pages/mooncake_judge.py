@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from lifecycle.errors import ConfigError
 from lifecycle.reasons import ReadCode
@@ -46,7 +47,7 @@ class PoolPages:
         return [prefix + key for key in keys]
 
     def judge(
-        self, codes: list[int], keys: Sequence[str], heads: Sequence[memoryview], buffers: Sequence[memoryview]
+        self, codes: list[int], keys: Sequence[str], heads: NDArray[np.uint8], buffers: Sequence[memoryview]
     ) -> list[Answer]:
         """Return an answer per key, from what the engine returned and what lies in headers and buffers now."""
         count = len(keys)
@@ -60,17 +61,16 @@ class PoolPages:
             for row, (code, key) in enumerate(zip(codes, keys, strict=True))
         ]
 
-    def _all_known(self, keys: Sequence[str], heads: Sequence[memoryview]) -> bool:
+    def _all_known(self, keys: Sequence[str], heads: NDArray[np.uint8]) -> bool:
         """Compare all headers at once, but for their checksums, which say nothing about what is asked for."""
-        table = np.frombuffer(b"".join(heads), np.uint8).reshape(len(keys), HEADER_BYTES)
-        if table[:, :_KEY_AT].tobytes() != self._fixed * len(keys):
+        if heads[:, :_KEY_AT].tobytes() != self._fixed * len(keys):
             return False
-        return table[:, _KEY_AT : _KEY_AT + 32].tobytes() == bytes.fromhex("".join(keys))
+        return heads[:, _KEY_AT : _KEY_AT + 32].tobytes() == bytes.fromhex("".join(keys))
 
-    def _page(self, code: int, whole: int, key: str, head: memoryview, buffer: memoryview) -> Answer:
+    def _page(self, code: int, whole: int, key: str, head: NDArray[np.uint8], buffer: memoryview) -> Answer:
         if code != whole:
             return self._not_whole(code, whole)
-        checksum, wrong = self.header.check(bytearray(head), key)
+        checksum, wrong = self.header.check(bytearray(head.data), key)
         if wrong is not None:
             return PageResult(0, ReadCode.CORRUPT), f"corrupt.{wrong}"
         if not self._verify:

@@ -5,36 +5,35 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import compress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lifecycle.errors import ConfigError, StoreError
-from stores.host_region import Rooms, SlotRegion
+from stores.host_region import SlotRegion
 from stores.pages.header import HEADER_BYTES
 from stores.pages.mooncake_engine import Engine
 
 Bytes = NDArray[np.uint8]
+Lent = tuple[Bytes, Sequence[int]]
 
 
-class Spot(NamedTuple):
-    """Where a page lies: in registered memory or not; and if its slot has room for its header, what that is."""
+class Part(NamedTuple):
+    """Pages of a request that lie alike: outside of what is registered; in it; or there in slots with room for the header."""
 
+    places: Sequence[int]  # which pages of the request
     inside: bool
-    head: memoryview | None = None  # the end of the slot's room
-    rooms: Rooms | None = None
-    slot: int = -1
+    region: SlotRegion | None = None  # of slots with room
+    slots: Sequence[int] = ()
 
 
-OUTSIDE, BARE = Spot(False), Spot(True)
-
-
-class _Kept(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
     start: int
     stop: int
-    flat: Bytes
+    memory: Bytes
     slots: SlotRegion | None
 
 
@@ -72,22 +71,25 @@ class Regions:
                 raise StoreError(
                     f"cannot register {nbytes} bytes of host memory with Mooncake: code {code} (is part of it registered?)"
                 )
-            self._kept = tuple(sorted((*self._kept, _Kept(start, start + nbytes, flat, slots)), key=lambda kept: kept.start))
+            self._kept = tuple(sorted((*self._kept, _Kept(start, start + nbytes, flat, slots)), key=_start))
 
-    def find(self, addresses: Sequence[int], nbytes: int) -> list[Spot]:
-        """Say for each address where the page of `nbytes` bytes that begins there lies. A page must lie in one region."""
-        kept = self._kept
+    def find(self, addresses: Sequence[int], nbytes: int) -> list[Part]:
+        """Say where the pages of `nbytes` bytes that begin at these addresses lie, each in exactly one of the parts."""
+        kept, every = self._kept, range(len(addresses))
         if not kept or not addresses:
-            return [OUTSIDE] * len(addresses)
-        around = kept[bisect_right(kept, min(addresses), key=_start) - 1]
-        if around.start <= min(addresses) and max(addresses) + nbytes <= around.stop:  # all in one region, the usual case
-            return _spots(around, addresses, nbytes)
-        out = []
-        for address in addresses:
+            return [Part(every, False)]
+        lowest, highest = min(addresses), max(addresses)
+        around = kept[bisect_right(kept, lowest, key=_start) - 1]
+        if around.start <= lowest and highest + nbytes <= around.stop:  # all in one region, the usual case
+            return _parts(around, every, addresses, nbytes)
+        outside: list[int] = []
+        within: dict[_Kept, list[int]] = {}
+        for place, address in enumerate(addresses):
             around = kept[bisect_right(kept, address, key=_start) - 1]
             inside = around.start <= address and address + nbytes <= around.stop
-            out += _spots(around, [address], nbytes) if inside else [OUTSIDE]
-        return out
+            (within.setdefault(around, []) if inside else outside).append(place)
+        parts = [part for region, places in within.items() for part in _parts(region, places, addresses, nbytes)]
+        return [*parts, Part(outside, False)] if outside else parts
 
     def close(self) -> None:
         """Undo every registration; the memory may be freed afterwards."""
@@ -101,43 +103,18 @@ def _start(kept: _Kept) -> int:
     return kept.start
 
 
-def _spots(kept: _Kept, addresses: Sequence[int], nbytes: int) -> list[Spot]:
-    slots = kept.slots
-    if slots is None or slots.page_bytes != nbytes or slots.header_room_bytes < HEADER_BYTES:
-        return [BARE] * len(addresses)
-    step, flat, rooms, first = slots.memory.shape[1], kept.flat.data, slots.rooms, kept.start + slots.header_room_bytes
-    out = []
-    for address in addresses:
-        slot, off = divmod(address - first, step)
-        at = address - kept.start
-        # What begins elsewhere than a slot's page is not that page, and has no room.
-        out.append(Spot(True, flat[at - HEADER_BYTES : at], rooms, slot) if off == 0 else BARE)
-    return out
-
-
-@contextmanager
-def claim(spots: Sequence[Spot]) -> Iterator[list[bool]]:
-    """Take the rooms of these pages for the length of a call; say of each whether it has one and got it."""
-    got = [False] * len(spots)
-    taken: list[tuple[Rooms, list[int]]] = []
-    try:
-        for rooms in {spot.rooms for spot in spots if spot.rooms is not None}:
-            places = [place for place, spot in enumerate(spots) if spot.rooms is rooms]
-            free = rooms.take([spots[place].slot for place in places])
-            taken.append((rooms, [spots[place].slot for place in compress(places, free)]))
-            for place, is_free in zip(places, free, strict=True):
-                got[place] = is_free
-        yield got
-    finally:
-        for rooms, slots in taken:
-            rooms.give_back(slots)
-
-
-class Row(NamedTuple):
-    """A row of a block: where it begins, and a view of it."""
-
-    address: int
-    view: memoryview
+def _parts(kept: _Kept, places: Sequence[int], addresses: Sequence[int], nbytes: int) -> list[Part]:
+    region = kept.slots
+    if region is None or region.page_bytes != nbytes or region.header_room_bytes < HEADER_BYTES:
+        return [Part(places, True)]
+    first, step = kept.start + region.header_room_bytes, region.header_room_bytes + nbytes
+    slots, off = np.divmod(np.array([addresses[place] for place in places]) - first, step)
+    if not off.any():
+        return [Part(places, True, region, slots.tolist())]
+    # What begins elsewhere than the page of a slot is not that page, and has no room.
+    own = [(place, slot) for place, slot, is_off in zip(places, slots.tolist(), off.tolist(), strict=True) if not is_off]
+    other = Part([place for place, is_off in zip(places, off.tolist(), strict=True) if is_off], True)
+    return [other, Part([place for place, _ in own], True, region, [slot for _, slot in own])] if own else [other]
 
 
 class Blocks:
@@ -147,12 +124,12 @@ class Blocks:
         self.rows, self.row_bytes = rows, row_bytes
         self._regions = regions
         self._lock = threading.Lock()
-        self._free: list[Sequence[Row]] = []
+        self._free: list[Lent] = []
         self.made = self.taken = 0
 
     @contextmanager
-    def take(self) -> Iterator[Sequence[Row]]:
-        """Lend the rows of a block."""
+    def take(self) -> Iterator[Lent]:
+        """Lend a block of shape [rows, row_bytes] and the addresses of its rows."""
         with self._lock:
             lent = self._free.pop() if self._free else None
             self.taken += lent is not None
@@ -165,14 +142,14 @@ class Blocks:
                 self.taken -= 1
                 self._free.append(lent)
 
-    def _make(self) -> Sequence[Row]:
+    def _make(self) -> Lent:
         block = np.zeros((self.rows, self.row_bytes), np.uint8)
         self._regions.add(block)
         with self._lock:
             self.made += 1
             self.taken += 1
         first = int(block.__array_interface__["data"][0])
-        return [Row(first + row * self.row_bytes, block[row].data) for row in range(self.rows)]
+        return block, range(first, first + block.nbytes, self.row_bytes)
 
     def faults(self) -> list[str]:
         """Return what does not add up."""

@@ -178,7 +178,7 @@ def test_a_spec_opens_a_store_that_others_share(master: mooncake_master.Master, 
 
 
 def test_slots_with_room_and_others_mix_over_tcp(master: mooncake_master.Master, engine: Engine) -> None:
-    """From the memory of another client, in one call: pages in one piece, in two, and by the detour, each whole."""
+    """From the memory of another client: pages in one piece, in two, and by the detour, each whole."""
     shard = next(SHARDS)
     near = MooncakePageStore(engine, PAGE_BYTES, NAMESPACE, shard)
     far = open_page_store(master.spec, PAGE_BYTES, NAMESPACE, shard, capacity_bytes=0)

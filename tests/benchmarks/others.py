@@ -150,12 +150,13 @@ def mooncake_rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for line in lines:
         if line["note"]:
             yield Row("pages", f"{line['what']}, {line['way']}", ">= 0.9x", "", "", "", None, line["note"])
-        elif line["way"] in ("store", "store, verified"):
+        elif line["way"].startswith("store"):
             same = [each for each in lines if all(each[name] == line[name] for name in ("what", "page_bytes", "threads"))]
             base = next(each for each in same if each["way"] == "bare batch_get_into")
             goal = "" if line["goal"] is None else f">= {line['goal']}x"
             met = None if line["goal"] is None else line["ratio"] >= line["goal"]
             how = "verified" if "verified" in line["way"] else "not verified"
-            what = f"{line['what']}, {line['page_bytes'] >> 10} KiB, {how}, against bare batch_get_into"
+            room = "header room, " * ("header room" in line["way"])
+            what = f"{line['what']}, {line['page_bytes'] >> 10} KiB, {room}{how}, against bare batch_get_into"
             rates = [f"{each['mb_per_s']:,.0f} MB/s" for each in (base, line)]
             yield Row("pages", what, goal, *rates, f"{line['ratio']:.2f}x", met)

@@ -1,4 +1,7 @@
-"""Page reads from Mooncake: the store beside its client's own calls, in memory of this process and of another one."""
+"""Page reads from Mooncake: the store beside its client's own calls, in memory of this process and of another one.
+
+With and without room for the header in front of each slot. The pages read are compared at the end.
+"""
 
 import subprocess
 import sys
@@ -9,12 +12,15 @@ from typing import Any
 
 import mooncake_master
 import numpy as np
-from pages_measure import BATCH_PAGES, SIZES, Line, host, lines_of, measure, store_read
+from pages_measure import BATCH_PAGES, SIZES, Line, lines_of, measure, store_read
 
 from lifecycle.keys import EMPTY_NAMESPACE, page_keys
-from stores.pages import MooncakePageStore
+from lifecycle.layout import preset
+from stores.host import TorchHostMemory
+from stores.pages import MooncakePageStore, header_room, register_host_memory
 from stores.pages.header import HEADER_BYTES
 
+OWN_MEMORY, OTHER_PROCESS = MEMORIES = ("own memory", "other process")
 ROOT = Path(__file__).resolve().parents[2]
 LENDER = """
 import sys
@@ -25,19 +31,22 @@ sys.stdin.read()
 """
 
 
-def bench_mooncake(folder: Path, threads: Sequence[int], repeats: int) -> Iterator[Line]:
+def bench_mooncake(
+    folder: Path, threads: Sequence[int], repeats: int, sizes: Sequence[int], memories: Sequence[str]
+) -> Iterator[Line]:
     """Yield the lines for Mooncake: pages that lie in this process, and in another one, over TCP."""
     if (reason := mooncake_master.why_not()) is not None:
         yield Line("mooncake", 0, 0, "store", note=reason)
         return
-    for what, lender in (("mooncake, own memory", False), ("mooncake, other process", True)):
+    for memory in memories:
+        what, lender = f"mooncake, {memory}", memory == OTHER_PROCESS
         with ExitStack() as stack:
             master = stack.enter_context(mooncake_master.running(folder))
             if lender:
                 stack.enter_context(lending(master))
             engine = master.client(0 if lender else 512 << 20)
             stack.callback(engine.close)
-            for page_bytes in SIZES:
+            for page_bytes in sizes:
                 for count in threads:
                     yield from bench_engine(what, engine, page_bytes, count, repeats)
 
@@ -60,19 +69,23 @@ def bench_engine(what: str, engine: Any, page_bytes: int, threads: int, repeats:
     """Yield the lines for one engine and page size."""
     pages = SIZES[page_bytes]
     keys = page_keys(range(pages), 1)
-    stores, hosts = [], []
-    for verify in (False, True):  # memory is registered with one store only
-        hosts.append(host(page_bytes, pages))
-        stores.append(MooncakePageStore(engine, {"kv": page_bytes}, EMPTY_NAMESPACE, "r0of1", verify))
-        stores[-1].register([hosts[-1][0]])
-    memory, buffers = hosts[0]
+    stores, hosts = {}, {}
+    for room in (False, True):
+        for verify in (False, True):  # memory is registered with one store only
+            way = "store" + ", header room" * room + ", verified" * verify
+            stores[way] = MooncakePageStore(engine, {"kv": page_bytes}, EMPTY_NAMESPACE, "r0of1", verify)
+            rooms = header_room(stores[way], ["kv"]) if room else None
+            hosts[way] = TorchHostMemory(preset("kv_only"), {"kv": pages}, {"kv": page_bytes}, header_room_bytes=rooms)
+            register_host_memory(stores[way], hosts[way].regions())
+    slots = range(pages)
+    memory, buffers = hosts["store"].views("kv"), hosts["store"].buffers("kv", slots)
     memory[:] = np.random.default_rng(0).integers(0, 256, memory.shape, np.uint8)
     names = [f"bare/{page_bytes}/{key}" for key in keys]
     addresses = [memory.ctypes.data + page_bytes * number for number in range(pages)]
     for start in range(0, pages, BATCH_PAGES):
         part = slice(start, start + BATCH_PAGES)
         assert set(engine.batch_put_from(names[part], addresses[part], [page_bytes] * len(names[part]))) == {0}
-    assert all(stores[0].write("kv", keys, buffers))
+    assert all(stores["store"].write("kv", keys, buffers))
 
     def bare(numbers: Sequence[int]) -> None:
         sizes = [page_bytes] * len(numbers)
@@ -82,7 +95,7 @@ def bench_engine(what: str, engine: Any, page_bytes: int, threads: int, repeats:
     heads = np.zeros((BATCH_PAGES, HEADER_BYTES), np.uint8)
     assert engine.register_buffer(heads.ctypes.data, heads.nbytes) == 0
     head_at = range(heads.ctypes.data, heads.ctypes.data + heads.nbytes, HEADER_BYTES)
-    objects = stores[0]._pools["kv"].names(keys)
+    objects = stores["store"]._pools["kv"].names(keys)
 
     def bare_with_header(numbers: Sequence[int]) -> None:
         places = [[head, addresses[number]] for head, number in zip(head_at, numbers, strict=False)]
@@ -90,38 +103,28 @@ def bench_engine(what: str, engine: Any, page_bytes: int, threads: int, repeats:
         got = engine.batch_get_into_multi_buffers([objects[number] for number in numbers], places, sizes)
         assert got == [HEADER_BYTES + page_bytes] * len(numbers), "a page was not read"
 
-    room = np.zeros((BATCH_PAGES, page_bytes + HEADER_BYTES), np.uint8)
-    assert engine.register_buffer(room.ctypes.data, room.nbytes) == 0
-    room_at = list(range(room.ctypes.data, room.ctypes.data + room.nbytes, page_bytes + HEADER_BYTES))
+    in_one = np.zeros((BATCH_PAGES, page_bytes + HEADER_BYTES), np.uint8)
+    assert engine.register_buffer(in_one.ctypes.data, in_one.nbytes) == 0
+    one_at = list(range(in_one.ctypes.data, in_one.ctypes.data + in_one.nbytes, page_bytes + HEADER_BYTES))
 
     def bare_in_one(numbers: Sequence[int]) -> None:
         sizes = [page_bytes + HEADER_BYTES] * len(numbers)
-        got = engine.batch_get_into([objects[number] for number in numbers], room_at[: len(numbers)], sizes)
+        got = engine.batch_get_into([objects[number] for number in numbers], one_at[: len(numbers)], sizes)
         assert got == sizes, "a page was not read"
-
-    def bare_in_three(numbers: Sequence[int]) -> None:
-        half = page_bytes // 2
-        starts = [addresses[number] for number in numbers]
-        places = [[head, start, start + half] for head, start in zip(head_at, starts, strict=False)]
-        got = engine.batch_get_into_multi_buffers(
-            [objects[number] for number in numbers], places, [[HEADER_BYTES, half, half]] * len(numbers)
-        )
-        assert got == [HEADER_BYTES + page_bytes] * len(numbers), "a page was not read"
 
     ways = {
         "bare batch_get_into": bare,
         "bare, in one buffer": bare_in_one,
         "bare, header beside": bare_with_header,
-        "bare, three buffers": bare_in_three,
-        "store": store_read(stores[0], keys, buffers),
-        "store, verified": store_read(stores[1], keys, hosts[1][1]),
+        **{way: store_read(store, keys, hosts[way].buffers("kv", slots)) for way, store in stores.items()},
     }
     yield from lines_of(what, page_bytes, threads, pages, measure(ways, pages, threads, repeats))
-    stores[0].delete("kv", keys)
+    stores["store"].delete("kv", keys)
     engine.batch_remove(names, True)
     engine.unregister_buffer(heads.ctypes.data)
-    engine.unregister_buffer(room.ctypes.data)
-    detours = {cause: count for store in stores for cause, count in store.stats().items() if cause.endswith("detour")}
-    assert not detours, f"pages took a detour: {detours}"
-    for store in stores:
+    engine.unregister_buffer(in_one.ctypes.data)
+    for way, store in stores.items():
+        assert (hosts[way].views("kv") == memory).all(), f"{way}: other bytes were read"
+        detours = {cause: count for cause, count in store.stats().items() if cause.endswith("detour")}
+        assert not detours, f"{way}: pages took a detour: {detours}"
         store.close()

@@ -77,7 +77,11 @@ class HostMemory(Protocol):
         """Return how many slots are quarantined."""
 
     def buffers(self, pool: str, slots: SlotArray) -> list[memoryview]:
-        """Return one writable view per slot, exactly one page long. Safe to call from reader threads."""
+        """Return one writable view per slot, exactly one page long. Safe to call from reader threads.
+
+        Stores write nothing beside it, unless the memory was declared to them with room in front of each slot
+        (`stores.host_region.SlotRegion`): that room is then held, quarantined and freed with its slot.
+        """
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless free + held + quarantined == capacity in every pool and no slot is in two of them."""

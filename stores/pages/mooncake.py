@@ -37,8 +37,9 @@ class MooncakePageStore:
     """A page store over a connected client (`mooncake_engine.connect`, or an engine's own), for one shard. Thread-safe.
 
     `register` the host memory once: pages in it are read and written where they lie; others take a detour through memory
-    of the store's own, which is one copy more and is counted (`read.detour`, `write.detour`). With `verify` off the header
-    is still compared, the checksum of the page is neither checked nor returned.
+    of the store's own, which is one copy more and is counted (`read.detour`, `write.detour`). Where memory is declared with
+    room in front of its slots (`SlotRegion`), that is where headers are read to and written from, unless another transfer is
+    using the room. With `verify` off the header is still compared, the checksum of the page is neither checked nor returned.
 
     A write of a key that is there already leaves the object as it is (the same key is the same page), unless this store
     wrote other bytes under it or found it bad: then it is replaced. A page that was found bad or could not be read is not

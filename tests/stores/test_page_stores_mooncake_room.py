@@ -143,12 +143,14 @@ def test_a_page_that_is_not_a_slots_own_has_no_room(engine: FakeEngine, store: M
     """A buffer of the right length that begins elsewhere in the region is read as it lies, and what is before it stays."""
     memory = host(store)
     flat = memory.regions()[0].memory.reshape(-1)
-    store.write("kv", KEYS[:2], pages("kv", range(2)))
+    store.write("kv", KEYS[:3], pages("kv", range(3)))
     flat[:] = 7
-    buffers = [flat[at : at + 4096].data for at in (0, 3 * WHOLE + HEADER_BYTES + 64)]
-    assert codes(store, buffers) == [None] * 2
-    assert {len(pieces) for pieces in engine.pieces} == {2}
-    flat[:4096] = flat[3 * WHOLE + HEADER_BYTES + 64 :][:4096] = 7
+    odd = 3 * WHOLE + HEADER_BYTES + 64
+    places = [flat[0:4096], flat[odd : odd + 4096], memory.views("kv")[9]]
+    assert codes(store, [place.data for place in places]) == [None] * 3
+    assert sorted(len(pieces) for pieces in engine.pieces) == [1, 2, 2]
+    for place in (*places, memory.regions()[0].memory[9]):
+        place[:] = 7
     assert (flat == 7).all()
 
 

@@ -114,13 +114,20 @@ class Ledger:
         """Say that a slot was not where it had to be, if there is such a slot."""
         if offence is not None:
             slot, place = offence
-            seqs = [held.gone[-1][2] for held in self._holders(pool, slot) if held.gone]
+            holders = self._holders(pool, slot)
+            seqs = [account.held[pool].gone[-1][2] for account in holders if account.held[pool].gone]
+            whose = of or (holders[0] if len(holders) == 1 else None)
             right = f"slot {slot} is {NAMES[place]} here"
-            self.say(law, f"slot {slot} of {pool} is {what}", right, (*seqs, seq), of)
+            self.say(law, f"slot {slot} of {pool} is {what}", right, (*seqs, seq), whose)
 
-    def _holders(self, pool: str, slot: int) -> list[Held]:
-        holders = [account.held[pool] for account in self.accounts.values() if pool in account.held]
-        return [held for held in holders if any(lo <= slot < hi for lo, hi in held.runs)]
+    def _holders(self, pool: str, slot: int) -> list[Account]:
+        accounts = [account for account in self.accounts.values() if pool in account.held]
+        return [account for account in accounts if any(lo <= slot < hi for lo, hi in account.held[pool].runs)]
+
+    def request_of(self, id_: int) -> str | None:
+        """Return the request of a prefetch that is in flight, or was a while ago."""
+        account, over = self.accounts.get(id_), self.over.get(id_)
+        return account.request if account is not None else over[0] if over is not None else None
 
     def over_budget(self, pool: str) -> int:
         """Return by how many pages what is promised of a pool exceeds what the smallest rank has."""

@@ -160,6 +160,10 @@ class Peers:
 
     def _say(self, rank: int, event: Event | None, seqs: tuple[int, ...], what: str, right: str) -> None:
         prefetch, request = getattr(event, "prefetch", None), getattr(event, "request", None)
+        if prefetch is not None and request is None:
+            ledgers = [stream.audit.ledger for stream in self._streams]
+            names = [ledger.request_of(prefetch) for ledger in ledgers if ledger is not None]
+            request = next((name for name in names if name is not None), None)
         self._tell(Violation(Law.RANKS, rank, prefetch, request, seqs, what, right))
 
     def _compare(self, streams: list[_Stream]) -> None:

@@ -6,6 +6,8 @@ status is 1. The tests are those of a source checkout; where there is none, the 
 """
 
 import argparse
+import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -16,6 +18,7 @@ from pathlib import Path
 import lifecycle
 from lifecycle.testing.mutants_effects import EFFECTS
 from lifecycle.testing.mutants_killers import Killers, Trial
+from lifecycle.testing.mutants_logs import IN_LOGS, in_logs
 from lifecycle.testing.mutants_plant import FAULTS, Mutant, StaleMutant
 from lifecycle.testing.mutants_rounds import ROUNDS
 from lifecycle.testing.mutants_rules import RULES
@@ -44,7 +47,7 @@ def trials(mutants: Sequence[Mutant | None], killers: Killers, jobs: int) -> Ite
 
 
 def row(trial: Trial) -> list[str]:
-    """Return a line of the table: mutant, class, file, killer, what it found, what the logs alone show, seconds."""
+    """Return a line: mutant, class, file, killer, what it found, what these logs show, seconds, what any log can show."""
     mutant = trial.mutant
     assert mutant is not None, "the library as it is has no line"
     return [
@@ -55,11 +58,12 @@ def row(trial: Trial) -> list[str]:
         trial.found,
         trial.audit or "-",
         f"{trial.seconds:.1f}",
+        in_logs(mutant.name) if mutant.name in IN_LOGS else "?",
     ]
 
 
-COLUMNS = ("mutant", "class", "file", "killed by", "which", "the logs alone show", "seconds")
-_WIDTHS = (28, 5, 34, 13, 60, 19, 7)
+COLUMNS = ("mutant", "class", "file", "killed by", "which", "these logs show", "seconds", "what a log alone can show")
+_WIDTHS = (28, 5, 34, 13, 60, 15, 7, 0)
 
 
 def line(cells: Sequence[str], markdown: bool) -> str:
@@ -75,15 +79,36 @@ def summary(done: Sequence[Trial], seconds: float) -> list[str]:
     classes = Counter(trial.mutant.fault for trial in done if trial.mutant is not None)
     shown = sum(trial.audit is not None for trial in done)
     return [
-        f"{len(done)} mutants, {by.total()} killed, {len(done) - by.total()} survive, {seconds:.0f} s",
+        f"{_mutants(len(done))}, {by.total()} killed, {_survive(len(done) - by.total())}, {seconds:.0f} s",
         f"killed by: {', '.join(f'{killer} {count}' for killer, count in by.most_common()) or 'nobody'}",
         f"classes: {', '.join(f'{fault} {classes[fault]}' for fault in FAULTS if classes[fault])}",
         f"the logs alone show {shown}",
     ]
 
 
+def _mutants(count: int) -> str:
+    return f"{count} mutant{'' if count == 1 else 's'}"
+
+
+def _survive(count: int) -> str:
+    return f"{count} survive{'s' if count == 1 else ''}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0 if every mutant was killed and the library as it is was not."""
+    """Run the command line; return 0 if every mutant was killed and the library as it is was not.
+
+    Whoever reads the output may go away in the middle of it: then it ends, as a command does that is told so.
+    """
+    try:
+        status = _main(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at the exit would fail once more
+        return 128 + signal.SIGPIPE
+    return status
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lifecycle.testing.mutants", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1, help="how many mutants are tried at a time")
     parser.add_argument("--sample", type=int, help="try so many of them alone, always the same ones")
@@ -104,12 +129,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.list:
         for mutant in chosen:
             print(f"{mutant.name} ({mutant.fault}: {FAULTS[mutant.fault]}; {mutant.file})\n    {mutant.says}")
+            print(f"    in the logs: {in_logs(mutant.name)}")
         return 0
     if stale := _stale(chosen):
         print("\n".join(stale), file=sys.stderr)
         return 2
     if given.check:
-        print(f"{len(chosen)} patches fit")
+        print(f"{len(chosen)} patch{' fits' if len(chosen) == 1 else 'es fit'}")
         return 0
     return _run(chosen, Killers(ROOT, None if given.no_tests else given.tests, given.seeds), given.jobs, given.markdown)
 

@@ -126,6 +126,11 @@ def waits_for_room_undeclined(t: Tape) -> None:
 
 
 @spoilt(Law.WAITING)
+def waits_for_room_in_silence(t: Tape) -> None:
+    t.drop(Declined, request="g")
+
+
+@spoilt(Law.WAITING)
 def counts_queries_that_were_none(t: Tape) -> None:
     t.change(WaitBegan, request="m", new={"queries": 0})
 
@@ -171,6 +176,23 @@ def tries_to_no_avail(t: Tape) -> None:
 @spoilt(Law.WAITING)
 def gives_up_too_early(t: Tape) -> None:
     t.change(WaitEnded, request="g", new={"tick": t.get(WaitBegan, request="g").tick + GIVE_UP})
+
+
+@spoilt(Law.WAITING)
+def gives_up_too_late(t: Tape) -> None:
+    t.change(WaitEnded, request="g", new={"tick": t.get(WaitBegan, request="g").tick + GIVE_UP + 2})
+
+
+@spoilt(Law.WAITING)
+def does_not_wait_after_a_miss(t: Tape) -> None:
+    t.drop(WaitBegan, request="m")
+    t.drop(WaitEnded, request="m")
+
+
+@spoilt(Law.WAITING)
+def does_not_wait_for_room(t: Tape) -> None:
+    t.drop(WaitBegan, request="d")
+    t.drop(WaitEnded, request="d")
 
 
 @spoilt(Law.WAITING)

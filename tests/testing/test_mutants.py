@@ -1,12 +1,17 @@
 """Mutants: every patch fits the code as it is, the killers kill a sample and nothing but mutants, what is stale is named."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from lifecycle.audit import Law
 from lifecycle.testing import mutants
 from lifecycle.testing.mutants import MUTANTS, ROOT
 from lifecycle.testing.mutants_killers import NEAR, Killers, ProbeFailed, Trial, run_tests, suite_for
+from lifecycle.testing.mutants_logs import IN_LOGS, Why, in_logs
 from lifecycle.testing.mutants_plant import FAULTS, Mutant, StaleMutant, copy_library, plant
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
@@ -102,7 +107,10 @@ def test_a_survivor_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "SURVIVES" in shown
     assert "2 mutants, 1 killed, 1 survive" in shown
     assert mutants.main(["--only", killed.name, "--markdown"]) == 0
-    assert f"| {killed.name} | A |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"| {killed.name} | A |" in shown
+    assert f"| {in_logs(killed.name)} |" in shown
+    assert "1 mutant, 1 killed, 0 survive" in shown
 
 
 def test_a_library_that_fails_by_itself_is_told_apart(
@@ -144,7 +152,29 @@ def test_the_command_names_what_is_stale(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_the_table_has_a_line_for_every_mutant() -> None:
-    """The page beside the tests names each mutant once, with its class and its file."""
+    """The page beside the tests names each mutant once, with its class, its file, and what a log alone can show of it."""
     page = (Path(__file__).parent / "MUTANTS.md").read_text()
-    lines = [line.split(" | ")[:3] for line in page.splitlines() if line.startswith("| `")]
-    assert lines == [[f"| `{mutant.name}`", mutant.fault, f"`{mutant.file}`"] for mutant in MUTANTS]
+    lines = [line.removesuffix(" |").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert [[*cells[:3], cells[-1]] for cells in lines] == [
+        [f"| `{mutant.name}`", mutant.fault, f"`{mutant.file}`", in_logs(mutant.name)] for mutant in MUTANTS
+    ]
+    shown = sum(isinstance(found, Law) for found, _ in IN_LOGS.values())
+    assert f"{shown} of them can be seen in the logs alone" in page
+
+
+def test_every_mutant_is_settled_for_the_logs() -> None:
+    """For each there is a law that shows it or a reason why none can, and a line; each reason is one of a few, and is used."""
+    assert list(IN_LOGS) == [mutant.name for mutant in MUTANTS]
+    assert {found for found, _ in IN_LOGS.values() if isinstance(found, Why)} == set(Why)
+    assert not [name for name, (_, says) in IN_LOGS.items() if not says or says.endswith(".")]
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """Whoever closes the pipe ends the command without a word, with the status of that signal."""
+    command = [sys.executable, "-u", "-m", "lifecycle.testing.mutants", "--list"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # before it has begun to write
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE

@@ -10,9 +10,7 @@ from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.slots import FREE, HELD, LOCKED, QUARANTINED
 from lifecycle.events import (
     AnchorUnlocked,
-    Clamped,
     Closed,
-    Committed,
     Event,
     HostHandedOver,
     HostQuarantined,
@@ -152,22 +150,13 @@ def _late_ended(ledger: Ledger, account: Account, seq: int, event: LateWriteEnde
 def _anchor(ledger: Ledger, account: Account, seq: int, event: AnchorUnlocked) -> None:
     if ledger.once(account, seq, event):
         _after_end(ledger, account, seq, event)
-        if ledger.promised.pop(account.id, None) is not None and not ledger.index_refused:
-            ledger.index_refused = _was_refused(account, seq)
+        if ledger.promised.pop(account.id, None) is not None:
+            ledger.promised_seq = seq
         for pool, taken in account.taken.items():
             held = account.held.get(pool)
             if account.published and held is not None and (waiting := r.intersect(taken, held.open)):
                 what = f"the anchor is unlocked and {r.text(waiting)} of {pool} is not handed over"
                 ledger.say(Law.EXACTLY_ONCE, what, "after the hand-over", (seq,), account)
-
-
-def _was_refused(account: Account, seq: int) -> bool:
-    """Return whether anything else came between the outcome and the unlock, as where an index has to be asked again."""
-    marks = account.marks
-    since = max(marks.get(Committed, 0), marks.get(Clamped, 0))
-    own = 1 + sum(marks.get(kind, 0) > since for kind in (TokensCredited, TokensReturned))
-    own += sum(at > since for held in account.held.values() for _, _, at in held.gone)
-    return seq - since > own
 
 
 def _after_end(ledger: Ledger, account: Account, seq: int, event: Event) -> None:

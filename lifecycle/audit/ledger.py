@@ -70,7 +70,7 @@ class Ledger:
         self.round_seq = 0
         self.rounds: deque[tuple[int, int, int]] = deque(maxlen=3)  # the last ones: record, time, rows
         self.promised: dict[int, Account] = {}  # published, and their anchor still locked
-        self.index_refused = False  # whether an index may have refused, for ticks, what it had promised
+        self.promised_seq = 0  # when that last changed
         self._tell = tell
 
     def say(
@@ -151,6 +151,7 @@ class Ledger:
     def close(self, account: Account, seq: int) -> None:
         """Forget a prefetch that is over."""
         del self.accounts[account.id]
+        self.promised.pop(account.id, None)
         self.over[account.id] = (account.request, seq)
         if len(self.over) > _REMEMBERED:
             self.over.popitem(last=False)

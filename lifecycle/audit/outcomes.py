@@ -83,8 +83,7 @@ def _publish(ledger: Ledger, account: Account, seq: int, event: Committed | Clam
     account.usable_page = max(account.start_page, min(event.usable_page, account.end_page))
     account.dropped = event.dropped
     account.taken = event.taken
-    if event.taken:
-        ledger.promised[account.id] = account
+    ledger.promised[account.id], ledger.promised_seq = account, seq
     for pool, taken in event.taken.items():
         if pool not in account.held and pool not in account.reserved:
             say(Law.PARTITION, f"the index takes pages of {pool!r}", "only of pools with reserved slots")

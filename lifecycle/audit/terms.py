@@ -51,6 +51,7 @@ class Terms:
     library: str = ""
     row_capacity: int | None = None  # None, here and below, where the log does not say
     mask_capacity: int | None = None
+    round_every_ticks: int | None = None
     lost_read_ns: int | None = None
 
     def shared(self) -> Mapping[str, object]:
@@ -60,7 +61,7 @@ class Terms:
 
 _SHARED = ("ranks", "layout", "degrade", "pressure", "threshold_pages", "max_pages", "limit_tokens", "lag_ticks",
            "page_size_tokens", "budget_pages", "retry", "stop", "limit", "library", "row_capacity", "mask_capacity",
-           "lost_read_ns")  # fmt: skip
+           "round_every_ticks", "lost_read_ns")  # fmt: skip
 
 
 def terms_of(opened: LogOpened) -> Terms:
@@ -96,7 +97,7 @@ def terms_of(opened: LogOpened) -> Terms:
         _number(policies, "max_pages"), _number(policies, "limit_tokens"), _number(policies, "lag_ticks"),
         opened.page_size_tokens, dict(opened.capacity_pages), dict(opened.budget_pages), _retry(policies),
         *_stop(policies), frozenset(opened.absent), opened.library, _optional(policies, "row_capacity"),
-        _optional(policies, "mask_capacity"), _lost_read_ns(policies),
+        _optional(policies, "mask_capacity"), _optional(policies, "round_every_ticks"), _lost_read_ns(policies),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ class Wait:
     due_tick: int
     tokens: int
     seq: int
+    since_seq: int  # the first record that said so
 
 
 @dataclass(slots=True)

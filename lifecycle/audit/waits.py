@@ -128,7 +128,7 @@ def _began(ledger: Ledger, seq: int, event: WaitBegan) -> None:
         old.tokens, old.due_tick, old.seq = event.tokens, event.due_tick, seq
         return
     waits.drop(event.request)
-    wait = Wait(event.attempt, event.reason, event.tick, event.due_tick, event.tokens, seq)
+    wait = Wait(event.attempt, event.reason, event.tick, event.due_tick, event.tokens, seq, seq)
     (waits.line if event.reason is Reason.RATE_LIMITED else waits.asking)[event.request] = wait
     if view is not None and view.waits_since is None:
         view.waits_since = event.tick
@@ -227,14 +227,22 @@ def _too_late(ledger: Ledger, event: WaitEnded, retry: RetryTerms, wait: Wait) -
     """Return what came too late at this tick, and what would have been right.
 
     Every tick gives up and tries who is due, but where an index has yet to take what it promised. Among several ranks that
-    fails the next round, so it holds up one tick; a rank alone waits for it, and tries no one while its index refuses.
+    fails the next round, so that ticks go by until it is done; a rank alone waits for it, for ticks that nobody counts, and
+    tries no one while its index refuses.
     """
-    many = ledger.terms.ranks > 1
+    terms = ledger.terms
+    many, slack = terms.ranks > 1, 0
+    if many:
+        if terms.round_every_ticks is None:
+            return None
+        slack = terms.lag_ticks + terms.round_every_ticks
+    elif ledger.promised or ledger.promised_seq > wait.since_seq:
+        return None
     waited = event.tick - wait.since_tick
     if wait.reason is Reason.RATE_LIMITED:
-        if waited > retry.give_up_ticks + 1 + many and (many or not (ledger.index_refused or ledger.promised)):
+        if waited > retry.give_up_ticks + 1 + slack:
             return f"it waited for room for {waited} ticks", f"given up after {retry.give_up_ticks}"
-    elif many and event.tick > wait.due_tick + 1:
+    elif many and event.tick > wait.due_tick + slack:
         return f"it waited to ask again until tick {event.tick}", f"tried at {wait.due_tick}"
     return None
 

@@ -6,6 +6,7 @@ looks on may fail: then everything is taken off, it is said once, and the method
 
 from collections.abc import Callable
 from functools import wraps
+from traceback import format_exception
 from typing import Any, NamedTuple
 
 from lifecycle.logger import Logger
@@ -16,6 +17,8 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Before = Callable[[Args, Kwargs], Any]
 After = Callable[[Any, Any], None]
+Behind = Callable[[Args, Kwargs, Any], None]
+Method = Callable[..., Any]
 
 
 class Passed(Exception):
@@ -38,48 +41,79 @@ class Hooks:
         self.live = True
         self.failure: Exception | None = None
 
-    def around(self, owner: Any, name: str, before: Before | None, after: After | None) -> bool:
+    def around(self, owner: Any, name: str, before: Before, after: After) -> bool:
         """Have `before(args, kwargs)` called ahead of a method and `after(token, result)` behind it; say whether it is there.
 
         `token` is what `before` returned; `result` is None where the method raised. Neither can change what goes in or out.
         """
-        method = getattr(owner, name, None)
-        if method is None:
-            return False
 
-        @wraps(method)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not self.live:
-                return method(*args, **kwargs)
-            token = None
-            if before is not None:
+        def standing_before(method: Method) -> Method:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                if not self.live:
+                    return method(*args, **kwargs)
+                token = result = None
                 try:
                     token = before(args, kwargs)
                 except Exception as error:
                     self._failed(error)
-            try:
-                result = method(*args, **kwargs)
-            except BaseException:
-                if after is not None and self.live:
-                    self._after(after, token, None)
-                raise
-            if after is not None and self.live:
                 try:
-                    after(token, result)
-                except Exception as error:
-                    self._failed(error)
-            return result
+                    result = method(*args, **kwargs)
+                    return result
+                finally:
+                    if self.live:
+                        try:
+                            after(token, result)
+                        except Exception as error:
+                            self._failed(error)
 
-        shadowed = vars(owner).get(name)
+            return wrapper
+
+        return self._put(owner, name, standing_before)
+
+    def ahead(self, owner: Any, name: str, before: Before) -> bool:
+        """Have `before(args, kwargs)` called ahead of a method; say whether it is there."""
+
+        def standing_before(method: Method) -> Method:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                if self.live:
+                    try:
+                        before(args, kwargs)
+                    except Exception as error:
+                        self._failed(error)
+                return method(*args, **kwargs)
+
+            return wrapper
+
+        return self._put(owner, name, standing_before)
+
+    def behind(self, owner: Any, name: str, after: Behind) -> bool:
+        """Have `after(args, kwargs, result)` called behind a method, `result` None where it raised; say whether it is there."""
+
+        def standing_before(method: Method) -> Method:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                result = None
+                try:
+                    result = method(*args, **kwargs)
+                    return result
+                finally:
+                    if self.live:
+                        try:
+                            after(args, kwargs, result)
+                        except Exception as error:
+                            self._failed(error)
+
+            return wrapper
+
+        return self._put(owner, name, standing_before)
+
+    def _put(self, owner: Any, name: str, standing_before: Callable[[Method], Method]) -> bool:
+        method = getattr(owner, name, None)
+        if method is None:
+            return False
+        wrapper = wraps(method)(standing_before(method))
+        self._hooks.append(_Hook(owner, name, wrapper, vars(owner).get(name)))
         setattr(owner, name, wrapper)
-        self._hooks.append(_Hook(owner, name, wrapper, shadowed))
         return True
-
-    def _after(self, after: After, token: Any, result: Any) -> None:
-        try:
-            after(token, result)
-        except Exception as error:
-            self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         """Let through what was raised on purpose. Whatever else goes wrong in looking on must not reach the one who is looked
@@ -97,7 +131,7 @@ class Hooks:
         log.error(
             f"{self._who} failed and is off; the engine goes on without it",
             error=repr(error),
-            exc_info=error,
+            where="".join(format_exception(error)),  # no exc_info: who renders it may show the engine's tensors, and fail
             what_to_do="report the error with the version of the engine; what was recorded until then can be read",
         )
 

@@ -15,7 +15,7 @@ from lifecycle.adapters.hooks import Hooks
 from lifecycle.adapters.sglang_ends import Notes
 from lifecycle.adapters.sglang_pools import Slots, host_pools, layout_of
 from lifecycle.adapters.sglang_recorder import Recorder
-from lifecycle.adapters.sglang_scribe import MOST_WAITING, Behind, Scribe
+from lifecycle.adapters.sglang_scribe import Scribe
 from lifecycle.adapters.sglang_served import UNSEEN, Served
 from lifecycle.adapters.sglang_threads import Threads
 from lifecycle.adapters.sglang_told import Teller
@@ -66,22 +66,14 @@ class Shadow:
         teller = Teller(self.layout, self._recorder, page_size, threads.batched, int(controller.prefetch_threshold))
         self._recorder.reads.planned = teller.planned
         sizes = {name: each.page_size for name, each in slots.items()}
-        over = self._scribe.tell if self._at_once else _nothing
-        notes = Notes(tree_cache, controller, self._scribe.facts, sizes, teller, over)
+        notes = Notes(tree_cache, controller, self._scribe.facts, sizes, teller, self._scribe.tell if self._at_once else None)
         threads.capture = notes.capture
-        watch = Watch(notes, teller, ranks, threads.batched, self._ticked)
+        watch = Watch(notes, teller, ranks, threads.batched, self._pen.flush if self._at_once else None)
         seen = {**watch.attach(self._hooks, pools), **Served(notes, teller).attach(self._hooks), **seen}
         unseen = [what for what, there in seen.items() if not there]
         if getattr(controller, "has_draft", False):
             unseen.append("draft pages, which ride along and are never waited for")
         self.unseen = (*unseen, UNSEEN)
-
-    def _ticked(self) -> None:
-        """See at each of the engine's ticks that what is told keeps up with what is left; the scheduler never waits for it."""
-        if self._at_once:
-            self._pen.flush()
-        elif len(self._scribe.facts) > MOST_WAITING:
-            raise Behind(f"more than {MOST_WAITING} facts wait to be told")
 
     def _open(
         self, tree: Any, controller: Any, run: str | None, place: tuple[int, int], capacity: dict[str, int], limit: int
@@ -172,10 +164,6 @@ class _Pen:
         self._seq += 1
         if self._listen is not None:
             self._listen(record)
-
-
-def _nothing() -> None:
-    """Tell nothing here: a thread does."""
 
 
 def _place(tree: Any) -> tuple[int, int]:

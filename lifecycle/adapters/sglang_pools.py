@@ -77,10 +77,10 @@ FEW = 64
 
 def starts(indices: Any, page_size: int) -> list[int]:
     """Return a copy of what a tensor of indices says: the first index of each page."""
-    if len(indices) <= FEW:  # a slice of a tensor costs more than some numbers too many
+    if indices.numel() <= FEW:  # a slice costs more than some numbers too many
         few: list[int] = indices.tolist()[::page_size]
         return few
-    firsts: list[int] = indices[::page_size].tolist()
+    firsts: list[int] = indices.numpy()[::page_size].tolist()  # a slice of a tensor costs more than one of an array
     return firsts
 
 

@@ -1,6 +1,6 @@
 """What SGLang's transfer threads say of their reads, told as our events: claims, pages in place, pages that failed.
 
-What a thread says of a prefetch may come before it is told that it began; it is kept until then.
+What a thread says of a prefetch may come before it is told that it began, or in the middle of its abort; it is kept until then.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,8 @@ class Reads:
     def said(self, kind: str, operation: Any, *facts: Any) -> None:
         """Tell what a thread says of an operation."""
         seen = self.by_operation.get(id(operation))
-        if seen is not None and seen.operation is operation and (seen.windows or seen.ended or kind in ("hit", "plan")):
+        known = seen is not None and seen.operation is operation and not seen.aborting
+        if seen is not None and known and (seen.windows or seen.ended or kind in ("hit", "plan")):
             _SAID[kind](self, seen, *facts)
             return
         early = self._early.get(id(operation))
@@ -55,7 +56,7 @@ class Reads:
         early[1].append((kind, *facts))
 
     def catch_up(self, operation: Any) -> None:
-        """Tell what was said of an operation before it had begun here, or had its plan."""
+        """Tell what was said of an operation before it had begun here, had its plan, or was aborted to the end."""
         early = self._early.pop(id(operation), None)
         if early is not None and early[0] is operation:
             for kind, *facts in early[1]:

@@ -228,6 +228,8 @@ class Recorder:
             if place == RESIDENT or (owner == ENGINE):
                 gone += group
             elif seen is not None:
+                if seen.over and not seen.terminated:  # its thread ended it, and its tail is back before anybody asks for it
+                    self.terminated(seen, (seen.kv_landed - seen.start_page) * self._page, Reason.READ_FAILED)
                 self._release(seen, pool, page_ranges(seen.page_of(pool, slot) for slot in group))
             else:
                 self._emit(HostReleased(owner, pool, ((0, len(group)),), Part.TAIL))  # once more, after everything was over

@@ -19,10 +19,10 @@ MOST_WAITING = 1_000_000
 EVERY_S = 0.02
 """How often what waits is told. Facts are told in small lots, so that nobody waits long for the interpreter."""
 
-LOT = 128
+LOT = 32
 
 
-class Behind(Exception):
+class FellBehind(Exception):
     """Raised when facts come in faster than they can be told."""
 
 
@@ -64,7 +64,7 @@ class Scribe:
         facts = self.facts
         try:
             if len(facts) > MOST_WAITING:
-                raise Behind(f"{len(facts)} facts wait to be told, at most {MOST_WAITING} may")
+                raise FellBehind(f"{len(facts)} facts wait to be told, at most {MOST_WAITING} may")
             for _ in range(min(count, len(facts))):
                 fact = facts.popleft()
                 self._told(fact[1])

@@ -16,6 +16,7 @@ class Seen:
     """What is known of one prefetch. Page numbers are absolute."""
 
     __slots__ = (
+        "aborting",
         "agreed",
         "anchor",
         "answered",
@@ -84,6 +85,7 @@ class Seen:
         self.sides = False  # whether sidecars are being read
         self.over = True  # no thread works on it (none does before its pages are reserved)
         self.terminated = False
+        self.aborting = False  # its counters are frozen by an abort that is not over
         self.frozen: dict[str, int] | None = None
         self.reason: Reason | None = None
         self.reduced: dict[str, int] = {}  # the least results of all ranks, as the engine counts them

@@ -29,8 +29,8 @@ class Served:
 
     def attach(self, hooks: Hooks) -> dict[str, bool]:
         """Put the hooks on; return what can be seen, in words."""
-        tree, around = self._tree, hooks.around
-        around(tree, "init_load_back", first, self._loaded_back)
+        tree, around, behind = self._tree, hooks.around, hooks.behind
+        behind(tree, "init_load_back", self._loaded_back)
         keeps = around(tree, "cache_unfinished_req", self._before_keep, self._after_keep)
         ends = around(tree, "cache_finished_req", self._before_keep, self._after_finish)
         if not (keeps or ends):  # since 0.5.2x: one way to keep, and at the release the lock is gone already
@@ -39,10 +39,11 @@ class Served:
         self._teller.finishes = ends
         return {"which request is served which pages": keeps and ends}
 
-    def _loaded_back(self, params: Any, result: Any) -> None:
+    def _loaded_back(self, args: Args, kwargs: Kwargs, result: Any) -> None:
         """Note a load-back, if it went through."""
         if result is None:
             return
+        params = first(args, kwargs)
         loaded = result[0] if isinstance(result[0], int) else len(result[0])
         request = getattr(params, "req", None)
         if loaded and request is not None:
@@ -76,5 +77,5 @@ class Served:
         self._note((self._teller.served, _now_ns(), request, path))
 
     def _over(self) -> None:
-        if not self._notes.scopes:
+        if self._notes.over is not None and not self._notes.scopes:
             self._notes.over()

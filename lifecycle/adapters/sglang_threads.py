@@ -45,7 +45,7 @@ class Threads:
         if self.batched:
             reads = reads and around(controller, "_page_transfer_kv_batch", self._before_batch, self._after_batch)
         return {
-            "how much of L3's answer this rank had": around(controller, "_storage_hit_query", first, self._after_query),
+            "how much of L3's answer this rank had": hooks.behind(controller, "_storage_hit_query", self._after_query),
             "which reads are in flight, page by page": reads
             and around(controller, "_page_transfer", self._before_transfer, self._after_transfer),
             "results of sidecar reads, page by page": backend is not None
@@ -55,9 +55,9 @@ class Threads:
     def _note(self, *word: Any) -> None:
         self._facts.append((self._said, time.monotonic_ns(), *word))
 
-    def _after_query(self, operation: Any, result: Any) -> None:
+    def _after_query(self, args: Args, kwargs: Kwargs, result: Any) -> None:
         if result is not None:
-            self._note("hit", operation, int(result[1]) // self._page)
+            self._note("hit", first(args, kwargs), int(result[1]) // self._page)
 
     def _before_transfer(self, args: Args, kwargs: Kwargs) -> Any:
         self._here.operation, self._here.at, self._here.batch = args[0], 0, None

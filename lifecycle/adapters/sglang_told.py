@@ -3,14 +3,25 @@
 Looks at no live object of the engine's but by what its facts hold; runs wherever the facts are told.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sized
+from typing import Any, Protocol
 
 from lifecycle.adapters.sglang_pools import name_of
 from lifecycle.adapters.sglang_recorder import Recorder, request_of
 from lifecycle.adapters.sglang_seen import Seen
 from lifecycle.layout import KV, Layout, TrailingPages
 from lifecycle.reasons import Reason
+
+
+class Call(Protocol):
+    """A call of the engine's that is over, and what happened in it."""
+
+    kind: str
+    key: Any
+    operation: Any
+    unlocks: int
+    inserted: tuple[Sized, int, bool] | None  # what was offered to the tree, tokens of it that were there, dropped
+    frees: list[tuple[str, list[int]]] | None
 
 
 class Teller:
@@ -20,7 +31,6 @@ class Teller:
         self._layout, self._recorder, self._page = layout, recorder, page_size
         self._riders_with_kv = riders_with_kv
         self._threshold_tokens = threshold_tokens
-        self._hits: dict[int, int] = {}  # pages agreed, of operations that wait for their slots
         self.said = recorder.reads.said
         self.finishes = False  # whether it is seen that a request is finished; else it is over for us once it is admitted
 
@@ -30,9 +40,9 @@ class Teller:
 
     # --- issue and plan --------------------------------------------------------------------------------------------------
 
-    def issued(self, key: Any, operation: Any, anchor: Any, start: int, pages: int, tokens: int, last_key: str) -> None:
-        """A prefetch began."""
-        self._recorder.issued(key, operation, anchor, start, pages, tokens, last_key)
+    def issued(self, key: Any, operation: Any, anchor: Any, start: int, prompt: Sized, tokens: int, last_key: str) -> None:
+        """A prefetch began. `prompt` is what is asked for: it is as long as it ever was."""
+        self._recorder.issued(key, operation, anchor, start, len(prompt) // self._page, tokens, last_key)
         self._recorder.reads.catch_up(operation)
 
     def declined(
@@ -51,14 +61,9 @@ class Teller:
             self._recorder.ended(seen, Reason.HOST_CAPACITY, 0, tokens)
             self._recorder.close_if_quiet(seen)
 
-    def hits(self, asked: tuple[tuple[Any, int], ...]) -> None:
-        """These operations have a hit of so many tokens that all ranks share, and wait for their pages."""
-        self._hits = {id(operation): tokens // self._page for operation, tokens in asked}
-
-    def planned(self, seen: Seen, pages: int, kv: list[int], others: tuple[tuple[str, list[int]], ...]) -> None:
-        """A plan of so many pages is made, in these slots."""
-        hit = self._hits.pop(id(seen.operation), pages)
-        self._recorder.planned(seen, hit, kv, dict(others))
+    def planned(self, seen: Seen, hit_tokens: int, kv: list[int], others: tuple[tuple[str, list[int]], ...]) -> None:
+        """A plan is made in these slots, of a hit of so many tokens that all ranks share."""
+        self._recorder.planned(seen, hit_tokens // self._page, kv, dict(others))
 
     def adopted(self, pool: str, indices: list[int]) -> None:
         """The engine took host memory for itself."""
@@ -79,6 +84,7 @@ class Teller:
             return
         if kind == "abort":
             self._recorder.reads.freeze(seen, completed_tokens)
+            seen.aborting = True
         else:
             self._recorder.terminated(seen, completed_tokens, self._why(seen, policy, stopped))
 
@@ -93,32 +99,12 @@ class Teller:
         elif len(values) > 1:
             seen.peer_stopped = values[1] == 1
 
-    def inserted(self, operation: Any, offered: int, there: int, dropped: bool) -> None:
-        """The tree was offered so many tokens and had so many of them."""
-        seen = self._seen(operation)
-        if seen is not None:
-            seen.inserted = (offered, int(there), bool(dropped))
-
-    def unlocked(self, operation: Any, anchor: Any) -> None:
-        """An anchor was unlocked."""
-        seen = self._seen(operation)
-        if seen is not None and anchor == seen.anchor:
-            seen.unlocks += 1
-
     def going_back(self, operation: Any, back: tuple[tuple[str, list[int]], ...]) -> None:
         """Slots of other pools were put on their way back."""
         seen = self._seen(operation)
         if seen is not None:
             for pool, indices in back:
                 self._recorder.going_back(seen, pool, indices)
-
-    def freed_inside(self, operation: Any, pool: str, indices: list[int]) -> None:
-        """Slots went free inside the call: told once it is known how the prefetch ended."""
-        seen = self._seen(operation)
-        if seen is None:
-            self._recorder.freed(pool, indices)
-        else:
-            seen.frees.append((pool, indices))
 
     def freed(self, pool: str, indices: list[int]) -> None:
         """Slots went free."""
@@ -127,32 +113,41 @@ class Teller:
     # --- the end -----------------------------------------------------------------------------------------------------------
 
     def ended(
-        self, kind: str, outer: str, key: Any, operation: Any, still: bool, unlocks: int, loaded: int, returned: int,
-        completed_tokens: int, counted: Mapping[Any, int] | None, policy: str,
+        self, call: Call, outer: str, still: bool, loaded: int, returned: int, completed_tokens: int,
+        counted: Mapping[Any, int] | None, policy: str, hit_tokens: int | None,
     ) -> None:  # fmt: skip
-        """A call is over in which a prefetch ended, or (`still`) freed something and goes on."""
-        seen = self._seen(operation)
+        """A call is over in which a prefetch ended, or (`still`) freed something and goes on; `outer` is what called it.
+
+        `hit_tokens`: what all ranks shared of one that was revoked as its pages were to be given out.
+        """
+        seen = self._seen(call.operation)
+        if seen is not None and not seen.ended and not still:
+            seen.unlocks += call.unlocks
+            if call.inserted is not None:
+                offered, there, dropped = call.inserted
+                seen.inserted = (len(offered), int(there), bool(dropped))
+            self._end(seen, outer, loaded, returned, completed_tokens, counted or {}, policy, hit_tokens)
+            if seen.aborting:
+                seen.aborting = False
+                self._recorder.reads.catch_up(seen.operation)
+        for pool, indices in call.frees or ():
+            self._recorder.freed(pool, indices)
         if seen is not None:
-            if not seen.ended and not still:
-                seen.unlocks += unlocks
-                self._end(seen, outer, loaded, returned, completed_tokens, counted or {}, policy)
-            frees, seen.frees = seen.frees, []
-            for pool, indices in frees:
-                self._recorder.freed(pool, indices)
             self._recorder.close_if_quiet(seen)
-        if kind == "abort" and not still:
-            self._recorder.finished(request_of(key))
+        if call.kind == "abort" and not still:
+            self._recorder.finished(request_of(call.key))
 
     def gone(self, operation: Any) -> None:
         """A prefetch was revoked where nobody could look: unlock and tokens are taken for granted."""
         seen = self._seen(operation)
         if seen is not None and not seen.ended:
             seen.unlocks = 1
-            self._recorder.ended(seen, self._revoked(seen), 0, seen.reserved_tokens)
+            self._recorder.ended(seen, self._revoked(seen, None), 0, seen.reserved_tokens)
             self._recorder.close_if_quiet(seen)
 
     def _end(
-        self, seen: Seen, kind: str, loaded: int, returned: int, completed_tokens: int, counted: Mapping[Any, int], policy: str
+        self, seen: Seen, kind: str, loaded: int, returned: int, completed_tokens: int, counted: Mapping[Any, int], policy: str,
+        hit_tokens: int | None,
     ) -> None:  # fmt: skip
         if kind == "abort":
             reason = Reason.ABORTED
@@ -162,7 +157,7 @@ class Teller:
             reason = seen.reason or Reason.BEST_EFFORT
             self._recorder.synced(seen, self._agreed(seen, completed_tokens, counted), seen.reduced_ns)
         else:
-            reason = self._revoked(seen)
+            reason = self._revoked(seen, hit_tokens)
         self._recorder.ended(seen, reason, int(loaded), int(returned))
 
     def _agreed(self, seen: Seen, completed_tokens: int, counted: Mapping[Any, int]) -> dict[str, int]:
@@ -198,10 +193,9 @@ class Teller:
         lo, hi = kind.window(seen.start_page, seen.plan_page)
         return hi - lo if isinstance(kind.coverage, TrailingPages) else hi
 
-    def _revoked(self, seen: Seen) -> Reason:
-        hit = self._hits.pop(id(seen.operation), None)
-        if hit is not None and hit * self._page >= self._threshold_tokens:
-            self._recorder.resolved(seen, hit)
+    def _revoked(self, seen: Seen, hit_tokens: int | None) -> Reason:
+        if hit_tokens is not None and hit_tokens >= self._threshold_tokens:
+            self._recorder.resolved(seen, hit_tokens // self._page)
             return Reason.HOST_CAPACITY
         found = seen.hit_page is not None and seen.hit_page > seen.start_page
         miss = Reason.BELOW_THRESHOLD if found else Reason.FULL_MISS

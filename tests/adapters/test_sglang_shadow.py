@@ -14,9 +14,10 @@ from recorded import RECORDED, Player
 from lifecycle.adapters.guard import GuardViolation, guard
 from lifecycle.adapters.known import known_difference
 from lifecycle.adapters.sglang import shadow
+from lifecycle.adapters.sglang_ends import Scope
 from lifecycle.adapters.sglang_pools import Slots, starts
 from lifecycle.adapters.sglang_recorder import Recorder
-from lifecycle.adapters.sglang_scribe import Behind
+from lifecycle.adapters.sglang_scribe import FellBehind
 from lifecycle.adapters.sglang_told import Teller
 from lifecycle.audit import verify_log
 from lifecycle.errors import ConfigError
@@ -144,6 +145,8 @@ def test_a_failing_log_takes_it_off_and_is_said_once() -> None:
         player.play()
         watch.catch_up()
     assert [each["log_level"] for each in logs] == ["error"]
+    assert "disk full" in logs[0]["where"]
+    assert "exc_info" not in logs[0], "whoever renders the locals of a trace would show the engine's tensors"
     assert isinstance(watch.failure, OSError)
     assert not watch.attached
     assert not [name for name in vars(player.tree) if name in ("check_prefetch_progress", "prefetch_from_storage")]
@@ -229,7 +232,7 @@ def test_the_scheduler_writes_nothing() -> None:
 
 def test_a_log_that_takes_nothing_never_stops_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts that wait are bounded: beyond that the shadow is off, and the engine has waited for nothing."""
-    monkeypatch.setattr("lifecycle.adapters.sglang.MOST_WAITING", 3)
+    monkeypatch.setattr("lifecycle.adapters.sglang_watch.MOST_WAITING", 3)
     monkeypatch.setattr("lifecycle.adapters.sglang.CLOSE_S", 0.01)
     going = threading.Event()
 
@@ -243,25 +246,64 @@ def test_a_log_that_takes_nothing_never_stops_the_engine(monkeypatch: pytest.Mon
     watch = shadow(player.tree, Stuck())
     player.play()
     assert not watch.attached
-    assert isinstance(watch.failure, Behind)
+    assert isinstance(watch.failure, FellBehind)
     going.set()
+
+
+def told_of_one() -> tuple[Teller, list[Any], object]:
+    """Return who tells of one prefetch of kv alone that has begun, what was told, and its operation."""
+    told = list[Any]()
+    recorder = Recorder(kv_only(), {"kv": Slots(SimpleNamespace(page_size=4, size=32))}, 4, 1, 1 << 20, told.append, lambda: 7)
+    teller = Teller(kv_only(), recorder, 4, False, 4)
+    recorder.reads.planned = teller.planned
+    return teller, told, object()
 
 
 def test_what_threads_say_too_early_is_kept() -> None:
     """A read that begins before its prefetch is told of, or has its plan, is told behind both."""
-    layout, told = kv_only(), list[Any]()
-    recorder = Recorder(layout, {"kv": Slots(SimpleNamespace(page_size=4, size=32))}, 4, 1, 1 << 20, told.append, lambda: 7)
-    teller = Teller(layout, recorder, 4, False, 4)
-    recorder.reads.planned = teller.planned
-    operation = object()
+    teller, told, operation = told_of_one()
     teller.said("hit", operation, 3)
     teller.said("reading", operation, 0, 3)
     assert told == []
-    teller.issued("r", operation, None, 0, 3, 12, "")
+    teller.issued("r", operation, None, 0, range(12), 12, "")
     assert names(told) == ["Issued", "HitResolved"]
-    teller.said("plan", operation, 3, [0, 4, 8], ())
+    teller.said("plan", operation, 12, [0, 4, 8], ())
     assert names(told) == ["Issued", "HitResolved", "PlanAgreed", "HostReserved"]
     assert type(told[-1]).__name__ == "TransferStarted"
+
+
+def test_a_tail_that_is_back_before_the_check_was_stopped_by_its_thread() -> None:
+    """A read that falls short is over, and its tail free, before admission asks: terminated there, and only once."""
+    teller, told, operation = told_of_one()
+    teller.issued("r", operation, None, 0, range(12), 12, "")
+    teller.said("plan", operation, 12, [0, 4, 8], ())
+    teller.said("reading", operation, 0, 3)
+    teller.said("read", operation, 0, 3, 8, False)
+    teller.said("over", operation)
+    teller.freed("kv", [8])
+    teller.terminated("check", operation, 8, False, "wait_complete")
+    assert names(told)[-2:] == ["Terminated", "HostReleased"]
+    ended, released = told[-2:]
+    assert (ended.reason, ended.landed) == ("read_failed", {"kv": 2})
+    assert (released.part, released.pages) == ("tail", ((2, 3),))
+
+
+def test_what_a_thread_says_in_the_middle_of_an_abort_is_told_behind_it() -> None:
+    """A read that is answered while its prefetch is being aborted ends behind the outcome, and nothing of it has landed."""
+    teller, told, operation = told_of_one()
+    teller.issued("r", operation, None, 0, range(12), 12, "")
+    teller.said("plan", operation, 12, [0, 4, 8], ())
+    teller.said("reading", operation, 0, 3)
+    teller.terminated("abort", operation, 0, False, "wait_complete")
+    teller.said("read", operation, 0, 3, 0, False)
+    teller.said("over", operation)
+    call = Scope("abort", "r", operation, 12, 0, None)
+    call.unlocks = 1
+    teller.ended(call, "abort", False, 0, 12, 0, None, "wait_complete", None)
+    kinds = [type(each).__name__ for each in told]
+    behind = ["TokensReturned", "AnchorUnlocked", "ReadEnded", "RequestFinished"]
+    assert kinds[kinds.index("Discarded") + 1 :] == behind
+    assert "PagesLanded" not in kinds
 
 
 def test_slots_are_copied_where_they_are_seen() -> None:

@@ -145,6 +145,26 @@ def test_guard_raises_out_of_the_call_that_broke_the_law() -> None:
     assert watch.attached
 
 
+@pytest.mark.parametrize("layout", ["kv_only", "dsa"])
+def test_a_tail_goes_back_before_admission_asks(layout: str) -> None:
+    """kv falls short and a tick frees its tail before the check: stopped by its read, and every law is kept."""
+    world, log = originals.unified(layout, {"kv": 40}), MemoryEventLog()
+    world.cache.prefetch_stop_policy = "wait_complete"
+    watch = shadow(world.cache, log)
+    world.storage.script = Script(8, {"kv": [True] * 5 + [False] * 3, "indexer": [True] * 8})
+    world.cache.prefetch_from_storage("r", world.root, tokens_of(1, 8), None)
+    world.controller.step_queries()
+    world.drain()
+    world.controller.step_reads()
+    world.drain()
+    assert world.cache.check_prefetch_progress("r")
+    world.drain()
+    watch.detach()
+    assert [str(each) for each in verify_log(log.records())] == []
+    (stopped,) = [each.event for each in log.records() if type(each.event).__name__ == "Terminated"]
+    assert (stopped.reason, stopped.landed["kv"]) == ("read_failed", 5)
+
+
 @pytest.mark.parametrize("policy", ["wait_complete", "best_effort", "timeout"])
 def test_with_threads_that_really_run(policy: str) -> None:
     """Queries and reads on a thread of their own, stops and aborts at any time: the log is lawful, and nothing is open."""

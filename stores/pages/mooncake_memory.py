@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -108,13 +109,14 @@ def _parts(kept: _Kept, places: Sequence[int], addresses: Sequence[int], nbytes:
     if region is None or region.page_bytes != nbytes or region.header_room_bytes < HEADER_BYTES:
         return [Part(places, True)]
     first, step = kept.start + region.header_room_bytes, region.header_room_bytes + nbytes
-    slots, off = np.divmod(np.array([addresses[place] for place in places]) - first, step)
-    if not off.any():
-        return [Part(places, True, region, slots.tolist())]
+    inside = addresses if len(places) == len(addresses) else [addresses[place] for place in places]
+    off = [(address - first) % step for address in inside]
+    slots = [(address - first) // step for address in inside]
+    if not any(off):
+        return [Part(places, True, region, slots)]
     # What begins elsewhere than the page of a slot is not that page, and has no room.
-    own = [(place, slot) for place, slot, is_off in zip(places, slots.tolist(), off.tolist(), strict=True) if not is_off]
-    other = Part([place for place, is_off in zip(places, off.tolist(), strict=True) if is_off], True)
-    return [other, Part([place for place, _ in own], True, region, [slot for _, slot in own])] if own else [other]
+    own, other = [not each for each in off], Part([*compress(places, off)], True)
+    return [other, Part([*compress(places, own)], True, region, [*compress(slots, own)])] if any(own) else [other]
 
 
 class Blocks:

@@ -29,9 +29,19 @@ def checked_page_bytes(page_bytes: Mapping[str, int], capacity_bytes: int | None
 
 def check_keys(keys: Sequence[str]) -> None:
     """Raise `BadKey` for the first key that is not a page key. A `KeyChain` was checked when it was built."""
-    if not isinstance(keys, KeyChain):
+    if not isinstance(keys, KeyChain) and not _are_keys(keys):
         for key in keys:
             check_key(key)
+
+
+def _are_keys(keys: Sequence[str]) -> bool:
+    """Say that all are page keys, a quarter of the time it takes to look at each; where not, `check_key` says which."""
+    try:
+        digits = "".join(keys)
+        nbytes = len(bytes.fromhex(digits))  # skips spaces, takes capitals
+    except (TypeError, ValueError):
+        return False
+    return {*map(len, keys)} == {64} and 2 * nbytes == len(digits) and digits == digits.lower()
 
 
 def page_bytes_of(pool: str, page_bytes: Mapping[str, int]) -> int:

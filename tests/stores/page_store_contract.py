@@ -200,6 +200,12 @@ class PageStoreContract:
                 call()
         assert store.restorable(KEYS[:1], ["kv"])["kv"].tolist() == [False]
 
+    @pytest.mark.parametrize("pair", [("a" * 63, "a" * 65), (" " * 64, "a" * 64), ("aA" * 32, "a" * 64), (b"a" * 64, "a" * 64)])
+    def test_keys_are_checked_one_by_one(self, store: PageStore, pair: tuple[str, str]) -> None:
+        """Two of which one is not a page key are refused, also if both together are as long as two."""
+        with pytest.raises(BadKey):
+            store.read_into("kv", pair, blanks("kv", 2))
+
     def test_readers_and_writers_at_once_see_whole_pages(self, store: PageStore) -> None:
         """While threads write, delete and read the same keys, a page read ok is one that somebody wrote for its key."""
         keys, faults = KEYS[:8], []

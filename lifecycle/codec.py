@@ -73,11 +73,12 @@ def decode_lines(block: bytes) -> list[Record]:
 
     Raises `BadRecord` if any is not a record of the present version; `decode`, line by line, tells which, and reads old ones.
     """
+    closed = block.replace(b"\n", b"}\n")  # one byte is found five times as fast as two
     try:
-        records = _RECORD.decode_lines(block.replace(_FLAT, _NESTED).replace(b"}\n", b"}}\n"))
+        records = _RECORD.decode_lines(closed.replace(_FLAT, _NESTED))
     except _UNREAD as error:
         raise BadRecord(f"cannot read a block of event records: {error}") from error
-    if len(records) != block.count(b"\n"):  # a record over two lines, or an empty line
+    if len(records) != len(closed) - len(block):  # a record over two lines, or an empty line
         raise BadRecord("cannot read a block of event records: one is not a line of its own")
     return records
 

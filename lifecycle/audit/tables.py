@@ -19,11 +19,18 @@ FILE_WIDTH = 200
 """Columns where the output is no terminal: lines are not broken for a screen that is not there."""
 
 
+class _Console(Console):
+    """A console that leaves a closed pipe to the command, which has an exit status for it."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # called where the error is handled
+
+
 def console(file: IO[str] | None = None) -> Console:
     """Return a console that prints text as it is."""
     out = file or sys.stdout
     width = None if out.isatty() else FILE_WIDTH
-    return Console(file=out, width=width, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    return _Console(file=out, width=width, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], indent: int = 0, numbers: Sequence[str] = ()) -> Table:

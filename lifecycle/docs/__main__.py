@@ -1,6 +1,7 @@
 """`python -m lifecycle.docs` prints the diagrams and tables of the page on the house; `--write` puts them into it."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -35,7 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = [name for name in options.part if name not in PARTS]
     if unknown:
         parser.error(f"cannot print {', '.join(unknown)}: there are {', '.join(PARTS)}")
-    print("\n\n".join(PARTS[name]() for name in options.part or PARTS))
+    try:
+        print("\n\n".join(PARTS[name]() for name in options.part or PARTS), flush=True)
+    except BrokenPipeError:  # whoever read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -6,7 +6,7 @@ What a log ended with that is not a whole event is reported, not raised: a kille
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,11 +61,14 @@ class LineReader:
                     continue
                 lines, rest = rest + block[:end], block[end:]
                 try:
-                    records: Iterable[Record] = decode_lines(lines)
+                    records = decode_lines(lines)
                 except BadRecord:
-                    records = self._one_by_one(lines, number, at)
-                yield from records
-                number, at = number + lines.count(b"\n"), at + len(lines)
+                    yield from self._one_by_one(lines, number, at)
+                    number += lines.count(b"\n")
+                else:
+                    yield from records
+                    number += len(records)
+                at += len(lines)
             if rest and self.torn is None and (record := self._record(rest, number, at)) is not None:
                 yield record
 

@@ -1,6 +1,7 @@
 """`prefetch-audit verify LOG...`."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -144,3 +145,19 @@ def test_a_request_that_looks_like_a_header_is_none(tmp_path: Path) -> None:
     (found,) = runs.scan([path]).runs
     assert len(found.segments) == 1
     assert found.segments[0].whole
+
+
+@pytest.mark.parametrize("command", ["lifecycle.audit stats LOG", "lifecycle.audit verify LOG", "lifecycle.docs"])
+def test_whoever_has_read_enough_is_not_told_of_a_closed_pipe(tmp_path: Path, command: str) -> None:
+    """Output that nobody reads any more ends quietly, and not as if the log were at fault."""
+    path = tmp_path / "rank0.jsonl"
+    path.write_bytes(b"".join(encode(record) + b"\n" for record in tape("ranked", 0).records()))
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = command.replace("LOG", str(path)).split()
+    try:
+        done = subprocess.run([sys.executable, "-m", *arguments], stdout=writer, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writer)
+    assert done.stderr == b""
+    assert done.returncode in (CLEAN, UNREADABLE)

@@ -196,3 +196,27 @@ def test_a_missing_event_does_not_make_the_audit_read_everything() -> None:
         pass
     assert of_ranks(found)[0].prefetch == 1
     assert 1 < progress[0] < 2 * LOOK_AHEAD // 20 < 399
+
+
+def test_no_rank_is_ahead_where_the_books_of_all_are_laid_side_by_side() -> None:
+    """As the end of a prefetch is compared, each rank has read its own and nothing replicated behind it."""
+    last: list[AnyEvent | None] = [None, None]
+
+    def watched(rank: int) -> Iterator[Record]:
+        for record in _long(rank, 20, [0, 0]):
+            if record.event.REPLICATED:
+                last[rank] = record.event
+            yield record
+
+    found, compared = list[Violation](), list[int]()
+    audits = [RankAudit(rank, found.append) for rank in range(2)]
+    peers = Peers(audits, [watched(0), watched(1)], found.append)
+    while peers.advance():
+        ends = [event for event in last if isinstance(event, Terminated)]
+        assert len(ends) in (0, 2), "one rank is at an end, the other is not"
+        if ends:
+            assert ends[0].prefetch == ends[1].prefetch
+            compared.append(ends[0].prefetch)
+    assert not found
+    events = [record.event for record in _long(0, 20, [0, 0])]
+    assert compared == [event.prefetch for event in events if isinstance(event, Terminated)]

@@ -26,6 +26,7 @@ from lifecycle.codec import encode
 from lifecycle.events import (
     AnchorUnlocked,
     AnyEvent,
+    Capped,
     Clamped,
     Closed,
     Committed,
@@ -98,6 +99,8 @@ def story(id_: int, slots: tuple[int, int], ranks: int) -> Iterator[AnyEvent | s
         yield ReadFailed(id_, "indexer", (landed, PAGES), ReadCode.MISSING)
     yield ReadEnded(id_, "kv", (0, PAGES))
     yield "round"
+    if short:
+        yield Capped(id_, landed)
     yield Terminated(id_, Reason.READ_FAILED if short else Reason.COMPLETED, {"kv": PAGES, "indexer": landed})
     yield Synced(id_, {"kv": PAGES, "indexer": landed}, ranks, -1)
     taken = {"kv": ((0, landed),)}

@@ -395,6 +395,49 @@ class TestReading:
         with pytest.raises(LogError, match=r"rank0\.sqlite: row 2"):
             next(records)
 
+    def long_log(self, path):
+        """Return what was appended to a SQLite log of several pages of rows."""
+        log = SqliteEventLog(path)
+        records = [Record(seq, seq, RequestFinished("x" * (seq % 7))) for seq in range(1500)]
+        for record in records:
+            log.append(record)
+        log.close()
+        assert not log.lost_events
+        return records
+
+    @pytest.mark.parametrize("change", ["DELETE FROM events WHERE id IN (300, 700)", "UPDATE events SET id = id + 5000"])
+    def test_rows_with_gaps_between_their_ids_are_all_read(self, tmp_path, change):
+        """Where rows were taken out, or do not begin at 1, each of the others is read once, in order."""
+        path = tmp_path / "rank0.sqlite"
+        records = self.long_log(path)
+        with closing(sqlite3.connect(path, isolation_level=None)) as shell:
+            shell.execute(change)
+            ids = {row for (row,) in shell.execute("SELECT id FROM events")}
+        kept = [each for row, each in enumerate(records, 1) if row in ids or row + 5000 in ids]
+        assert len(kept) in (1498, 1500)
+        assert list(read_log(path)) == kept
+
+    def test_a_long_body_among_short_ones_is_read(self, tmp_path):
+        """A page of rows in which one is long is read as any other."""
+        path = tmp_path / "rank0.sqlite"
+        records = self.long_log(path)
+        long = Record(600, 600, RequestFinished("y" * 100_000))
+        with closing(sqlite3.connect(path, isolation_level=None)) as shell:
+            shell.execute("UPDATE events SET body = ? WHERE id = 601", (encode(long).decode(),))
+        assert list(read_log(path)) == [*records[:600], long, *records[601:]]
+
+    @pytest.mark.parametrize("body", ["5", "{}", "[]", 5])
+    @pytest.mark.parametrize("row", [1, 256, 257, 900, 1500])
+    def test_a_bad_row_far_on_names_its_place(self, tmp_path, row, body):
+        """Whatever a row of a long log holds instead of an event: rows before it are given, then it is named."""
+        path = tmp_path / "rank0.sqlite"
+        records, given = self.long_log(path), []
+        with closing(sqlite3.connect(path, isolation_level=None)) as shell:
+            shell.execute("UPDATE events SET body = ? WHERE id = ?", (body, row))
+        with pytest.raises(LogError, match=rf"rank0\.sqlite: row {row}\b"):
+            given.extend(read_log(path))
+        assert given == records[: row - 1]
+
     def test_a_row_of_two_events_is_refused(self, tmp_path):
         """One row is one event, also where the rows as a whole would add up."""
         path = tmp_path / "rank0.sqlite"

@@ -15,6 +15,7 @@ ENDS = frozenset({"success", "dropped", "discarded", "revoked", "declined", "fin
 OUTCOMES = frozenset({"success", "dropped", "discarded"})
 PATIENCE_NS = 60_000_000_000
 MOST_REQUESTS = 100_000  # compared over ranks, or waited for, at any time; the oldest are given up
+ONE_CLOCK_NS = 2_000_000_000  # a rank's lines in a newer file are no older than this before the last of an older one
 QUIET_OUTCOMES = 8  # outcomes on a rank after which a floor that stays up says something
 QUIET_TOUCHES = 3  # ... and how often the floor itself must be seen: a busy server has no such floor
 
@@ -90,7 +91,9 @@ class _Rank:
     touches: int = 0
     at: tuple[int, int] = (0, 0)
     started: OrderedDict[str, Seen] = field(default_factory=OrderedDict)
+    first: Seen | None = None
     last_ns: int | None = None
+    file: int = 0  # in which it printed last
     newest: deque[int] = field(default_factory=lambda: deque(maxlen=QUIET_OUTCOMES))  # seqs of its last outcomes
 
 
@@ -102,6 +105,7 @@ class Checks:
         self._ranks: dict[str, _Rank] = defaultdict(_Rank)
         self._open: OrderedDict[tuple[str, str, int], dict[str, Seen]] = OrderedDict()
         self._nth: Counter[tuple[str, str]] = Counter()
+        self._mixed = False  # a rank prints in two files at once: two servers, or one that set its clock back
         self.kinds: Counter[str] = Counter()
         self.requests: set[str] = set()
         self.observations = 0
@@ -116,6 +120,8 @@ class Checks:
         self.observations += 1
         self.kinds[seen.kind] += 1
         rank = self._ranks[seen.rank]
+        rank.first = rank.first or seen
+        self._one_server(rank, seen)
         if seen.at_ns is not None:
             rank.last_ns = max(rank.last_ns or 0, seen.at_ns)
         if seen.request is None:
@@ -136,6 +142,20 @@ class Checks:
             self._across(seen)
         if (occupied := seen.number("occupied")) is not None and occupied >= 0:
             self._occupancy(rank, occupied, (seen.file, seen.line))
+
+    def _one_server(self, rank: _Rank, seen: Seen) -> None:
+        newer, rank.file = seen.file != rank.file, seen.file
+        if self._mixed or not newer or seen.at_ns is None or rank.last_ns is None:
+            return
+        if seen.at_ns < rank.last_ns - ONE_CLOCK_NS:
+            self._mixed = True
+            what = f"{seen.rank or 'an unnamed rank'} prints here before it has stopped in another file: two servers?"
+            right = "one server at a time: nothing else that takes more than one line is told from here on"
+            places = ((seen.file, seen.line),)
+            self._tell(Finding(Level.CANNOT_TELL, "files", seen.rank, None, places, what, right))
+
+    def _level(self, sure: bool) -> Level:
+        return Level.VIOLATION if sure and not self._mixed else Level.CANNOT_TELL
 
     def _say(self, level: Level, law: str, what: str, right: str, *seen: Seen) -> None:
         last = seen[-1]
@@ -172,7 +192,7 @@ class Checks:
 
     def _compare(self, one: Seen, other: Seen) -> None:
         if one.kind != other.kind:
-            self._say(Level.VIOLATION, "ranks", f"{other.kind} here, {one.kind} on {one.rank or 'another rank'}",
+            self._say(self._level(True), "ranks", f"{other.kind} here, {one.kind} on {one.rank or 'another rank'}",
                       "one outcome on all ranks", one, other)  # fmt: skip
             return
         agreed = ["completed_synced", "matched", "loaded", "occupied"]
@@ -182,7 +202,7 @@ class Checks:
             here, there = other.number(name), one.number(name)
             if here is not None and there is not None and here != there:
                 right = f"{there}, as on {one.rank or 'another rank'}"
-                self._say(Level.VIOLATION, "ranks", f"{name}={here}", right, one, other)
+                self._say(self._level(True), "ranks", f"{name}={here}", right, one, other)
 
     def _least(self, sides: dict[str, Seen]) -> None:
         """Compare what is agreed with the least that any rank completed."""
@@ -196,7 +216,7 @@ class Checks:
             return
         if synced > local:
             what = f"completed_synced={synced}, and {least.rank or 'a rank'} completed {local}"
-            self._say(Level.VIOLATION, "ranks", what, f"at most {local}", least, first)
+            self._say(self._level(True), "ranks", what, f"at most {local}", least, first)
         else:
             what = f"completed_synced={synced}, and no rank that printed completed less than {local}"
             right = "a sidecar, or a rank that printed nothing: no line names it"
@@ -232,8 +252,8 @@ class Checks:
         for name, rank in sorted(self._ranks.items()):
             if name in sides or group_of(name) != group or not seen.rank or not name:
                 continue
-            talks = len(rank.newest) == QUIET_OUTCOMES and rank.newest[0] > seen.seq
-            level = Level.VIOLATION if talks else Level.CANNOT_TELL
+            talks = len(rank.newest) == QUIET_OUTCOMES and rank.newest[0] > seen.seq and _ran(rank, seen)
+            level = self._level(talks)
             right = f"an outcome on {name}, too" if talks else f"{name} printed too few since, or prints none"
             self._say(level, "ranks", f"no outcome on {name}", right, seen)
 
@@ -245,16 +265,27 @@ class Checks:
         right = f"back to {rank.lowest} once nothing is in flight" if sure else "a server that never rests looks alike"
         where = (rank.lowest_at, rank.at)
         law = "occupancy"
-        self._tell(Finding(Level.VIOLATION if sure else Level.CANNOT_TELL, law, name, None, where, what, right))
+        self._tell(Finding(self._level(sure), law, name, None, where, what, right))
 
     def _unended(self, rank: _Rank) -> None:
         for seen in rank.started.values():
             waited = None if seen.at_ns is None or rank.last_ns is None else rank.last_ns - seen.at_ns
             if waited is not None and waited >= PATIENCE_NS:
                 what = f"{seen.number('pages')} pages were asked for, and nothing ended it in {waited // 1_000_000_000} s"
-                self._say(Level.VIOLATION, "never ended", what, "an outcome or a revoke (an abort prints none)", seen)
+                right = "an outcome or a revoke (an abort prints none)"
+                if not rank.newest:
+                    right = "such lines print outcomes on this rank, which these do not, of any prefetch: a level or a version"
+                self._say(self._level(bool(rank.newest)), "never ended", what, right, seen)
             else:
                 self._say(Level.CANNOT_TELL, "never ended", "the log ends before its outcome", "a longer log", seen)
+
+
+def _ran(rank: _Rank, seen: Seen) -> bool:
+    """Return whether a rank was there when another printed this; one of a later start was not."""
+    first = rank.first
+    if first is None or first.file == seen.file:
+        return first is not None
+    return first.at_ns is not None and seen.at_ns is not None and first.at_ns <= seen.at_ns + PATIENCE_NS
 
 
 def check(observations: Iterable[Seen], tell: Tell) -> Checks:

@@ -17,6 +17,10 @@ SILENT = (
     "such lines carry no pool, no page and no attempt, and nothing is printed for a prefetch that was declined as too short or"
     " rate limited: whether a page was garbled cannot be told from them"
 )
+NOTHING = (
+    "no line of these is about a prefetch (SGLang prints how one ended at level info or warning, most others at debug): there"
+    " is nothing to check"
+)
 MOST_STORIES = 1000
 
 JsonOf = Callable[[object], str]
@@ -27,6 +31,8 @@ def import_logs(given: argparse.Namespace, out: Console) -> int:
     reader, count = import_sglang(given.logs, given.output)
     lines, files = count_of(reader.lines, "line"), count_of(len(reader.files), "file")
     out.print(f"{count_of(count, 'observation')} from {lines} of {files}")
+    if not count:
+        out.print(f"cannot tell: {NOTHING}")
     for path, number in reader.unread:
         out.print(f"note: {plain(path)} line {number} begins like a line about a prefetch and is not whole: left out")
     if reader.unread_count > len(reader.unread):
@@ -49,7 +55,8 @@ def verify(given: argparse.Namespace, out: Console, path: str, as_json: JsonOf) 
     if given.json:
         out.print(as_json({
             "imported": header.source, "observations": checks.observations, "ranks": checks.ranks,
-            "violations": counts[Level.VIOLATION], "cannot_tell": counts[Level.CANNOT_TELL], "found": found, "silent": SILENT,
+            "violations": counts[Level.VIOLATION], "cannot_tell": counts[Level.CANNOT_TELL], "found": found,
+            "silent": SILENT if checks.observations else NOTHING,
         }))  # fmt: skip
         return counts[Level.VIOLATION]
     for finding in sorted(found, key=lambda each: each.level is not Level.VIOLATION):
@@ -57,13 +64,13 @@ def verify(given: argparse.Namespace, out: Console, path: str, as_json: JsonOf) 
     left = sum(counts.values()) - len(found)
     if left:
         out.print(f"and {left} more (--most {given.most})")
-    ranks = some((rank or "unnamed" for rank in checks.ranks), 16)
+    ranks = some((rank or "unnamed" for rank in checks.ranks), 16) or "no rank"
     out.print(
         f"imported from {plain(header.source)}, {count_of(checks.observations, 'observation')} of"
         f" {count_of(len(checks.requests), 'request')} on {ranks}: {count_of(counts[Level.VIOLATION], 'violation')},"
         f" {counts[Level.CANNOT_TELL]} that cannot be told"
     )
-    out.print(f"cannot tell: {SILENT}")
+    out.print(f"cannot tell: {SILENT if checks.observations else NOTHING}")
     return counts[Level.VIOLATION]
 
 

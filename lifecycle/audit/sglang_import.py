@@ -28,7 +28,7 @@ class Importer:
                 self.lines += 1
                 if "etch" not in text and "HiCache" not in text and "to storage" not in text:
                     continue
-                found, broken = read_line(text)
+                found, broken = read_line(text, text.endswith("\n"))
                 if broken:
                     self.unread_count += 1
                     if len(self.unread) < 8:

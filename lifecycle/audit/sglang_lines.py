@@ -27,6 +27,7 @@ _LABEL = re.compile(r"(?:^|\s)((?:(?:DP|TP|PP|EP|CP)\d+ ?)+) *$")
 _LOGGER = re.compile(r"(?:(?:DEBUG|INFO|WARNING|ERROR)[: ] *)?(?:[\w./]+\.py:\d+[: ] *)?")
 _FIELD = re.compile(r" ([a-z_]+)=(-?\d{1,18}|None)(?=\s|$)")
 _POOLS = re.compile(r"'(\w{1,64})': (\d{1,18})")
+_CUT = re.compile(r"(?: \S*=|(?<= request )|(?<= page ))[^\s.]*$")
 _KNOWN = re.compile(r"HiCache prefetch |HiCache hybrid prefetch |Revoking prefetch |Prefetch(?:ing)? ")
 
 Match = re.Match[str]
@@ -84,12 +85,12 @@ PATTERNS: tuple[tuple[re.Pattern[str], Callable[[Match], tuple[str, str | None, 
     (re.compile(r"HiCache prefetch transfer failed for request (\S+)"), lambda m: ("transfer_failed", m[1], "0.5.23", {})),
     (re.compile(r"Revoking prefetch for request (.+?) due to (?:insufficient hits \((\d{1,18})\)|host memory allocation fail)"),
      _revoked),
-    (re.compile(r"Prefetching (\d{1,18}) pages for request (\S+?)\.?\s*$"),
+    (re.compile(r"Prefetching (\d{1,18}) pages for request (.+?)\.?\s*$"),
      lambda m: ("started", m[2], "", {"pages": int(m[1])})),
     (re.compile(r"Prefetch operation (.+?) failed to retrieve page (\S+?)\.?\s*$"),
      lambda m: ("page_missed", m[1], "", {"key": m[2][:256]})),
     (re.compile(rf"Prefetch operation (.+?) bytes: {_NUMBER}MB, alloc time: {_NUMBER}s, io time: {_NUMBER}s"), _io),
-    (re.compile(r"Prefetch (\S+) completed with (\d{1,18}) tokens"),
+    (re.compile(r"Prefetch (.+?) completed with (\d{1,18}) tokens"),
      lambda m: ("finished", m[1], "", {"completed": int(m[2])})),
     (re.compile(r"Write page to storage: (\d{1,18}) pages failed"),
      lambda m: ("write_failed", None, "", {"pages": int(m[1])})),
@@ -102,12 +103,15 @@ PATTERNS: tuple[tuple[re.Pattern[str], Callable[[Match], tuple[str, str | None, 
 """A pattern, and what its match says: kind, request, shape, facts."""
 
 
-def read_line(text: str) -> tuple[list[Line], bool]:
-    """Return what one line says about prefetches (two writes may share it), and whether some of it was cut off."""
+def read_line(text: str, ends: bool = True) -> tuple[list[Line], bool]:
+    """Return what one line says about prefetches (two writes may share it), and whether some of it was cut off.
+
+    Of a line that does not end, as of a write that another one breaks into, the last value may be a part of one: it is absent.
+    """
     text = _ANSI.sub("", text[:MAX_CHARS])
     found: list[Line] = []
     broken = False
-    for at_ns, rank, message in _messages(text):
+    for at_ns, rank, message in _messages(text, ends):
         for pattern, says in PATTERNS:
             if (match := pattern.match(message)) is not None:
                 kind, request, shape, facts = says(match)
@@ -118,7 +122,7 @@ def read_line(text: str) -> tuple[list[Line], bool]:
     return found, broken
 
 
-def _messages(text: str) -> Iterator[tuple[int | None, str, str]]:
+def _messages(text: str, ends: bool) -> Iterator[tuple[int | None, str, str]]:
     """Yield time, rank and message of everything in a line that begins with a prefix, or the whole line without one."""
     brackets = list(_BRACKET.finditer(text))
     if not brackets:
@@ -127,14 +131,19 @@ def _messages(text: str) -> Iterator[tuple[int | None, str, str]]:
             label = _LABEL.search(text[: known.start()])
             before = text[: known.start()].strip()
             if not before or label is not None:
-                yield None, label[1].strip() if label else "", text[known.start() :].rstrip()
+                yield None, label[1].strip() if label else "", _whole(text[known.start() :], ends)
             return
-        yield None, "", text.strip()
+        yield None, "", _whole(text.lstrip(), ends)
         return
     for place, bracket in enumerate(brackets):
         end = brackets[place + 1].start() if place + 1 < len(brackets) else len(text)
         message = text[bracket.end() : end]
-        yield _time(bracket), bracket[3].strip(), message[_skip(message) :].rstrip()
+        whole = ends if end == len(text) else message[-1:].isspace()
+        yield _time(bracket), bracket[3].strip(), _whole(message[_skip(message) :], whole)
+
+
+def _whole(message: str, ends: bool) -> str:
+    return message.rstrip() if ends else _CUT.sub("", message)
 
 
 def time_of(text: str) -> int | None:

@@ -211,3 +211,71 @@ def test_the_input_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFix
     path.write_text(success("a"))
     assert main(["import-sglang", str(path), "-o", str(path)]) == UNREADABLE
     assert path.read_text() == success("a")
+
+
+@pytest.mark.parametrize("at", range(-40, 0))
+def test_a_value_that_is_cut_is_absent(at: int) -> None:
+    """Of a line that does not end, and of a write that another breaks into, no value is a part of what was printed."""
+    whole = success("r1").rstrip("\n")
+    ((*_, complete),), _ = read_line(whole + "\n")
+    for text in (whole[:at], whole[:at] + SHAPES[5][0]):
+        found, _ = read_line(text, ends=False)
+        facts = found[0][5]
+        assert facts.items() <= complete.items()
+        assert found[0][2] == "success"
+
+
+def test_a_request_that_is_cut_is_none() -> None:
+    """The beginning of an id is not an id; a line that ends with its full stop is whole."""
+    assert read_line("[01:09:56] Prefetching 157 pages for request abc", ends=False) == ([], True)
+    ((_, _, _, request, _, _),), _ = read_line("[01:09:56] Prefetching 157 pages for request abc.", ends=False)
+    assert request == "abc"
+
+
+def test_an_id_with_blanks() -> None:
+    """A request may be called anything."""
+    for words in ("Prefetching 157 pages for request {}.", "Prefetch {} completed with 0 tokens"):
+        ((_, _, _, request, _, _),), _ = read_line(f"{T} " + words.format("a \"b\" 'c'"))
+        assert request == "a \"b\" 'c'"
+
+
+def test_never_ended_where_no_outcome_is_ever_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank that prints no outcome at all may be of a level or a version that prints none."""
+    start = "[2026-06-26 09:00:00 TP0] Prefetching 9 pages for request a.\n"
+    later = "[2026-06-26 09:10:00 TP0] Prefetch operation b failed to retrieve page abc.\n"
+    assert laws(tmp_path, capsys, start + later, CLEAN) == [("cannot tell", "never ended")]
+
+
+def test_two_servers_in_one_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files in which one rank prints at the same time prove nothing together; what one line contradicts is still wrong."""
+    one = "".join(success(f"a{n}", rank, n) for n in range(12) for rank in ("TP0", "TP1"))
+    two = "".join(success(f"b{n}", rank, n + 1, occupied=512) for n in range(12) for rank in ("TP0", "TP1", "TP2", "TP3"))
+    path = imported(tmp_path, one, two)
+    (checked,) = json_of(capsys, "verify", path, status=CLEAN)
+    found = [(each["level"], each["law"]) for each in checked["found"]]  # type: ignore[attr-defined]
+    assert ("cannot tell", "files") in found
+    assert {level for level, _ in found} == {"cannot tell"}
+    path = imported(tmp_path, one, two + success("bad", second=20, loaded=7))
+    (checked,) = json_of(capsys, "verify", path, status=VIOLATED)
+    assert checked["violations"] == 1
+
+
+def test_a_server_that_was_started_again_with_more_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank that was not there yet owes no outcome; of one server's rotated files what is missing is still missing."""
+    one = "".join(success(f"a{n}", rank, n) for n in range(12) for rank in ("TP0", "TP1"))
+    two = "".join(success(f"b{n}", rank, n + 900) for n in range(12) for rank in ("TP0", "TP1", "TP2"))
+    (checked,) = json_of(capsys, "verify", imported(tmp_path, one, two), status=CLEAN)
+    assert checked["violations"] == 0
+    rest = "".join(success(f"b{n}", rank, n + 900) for n in range(12) for rank in ("TP0", "TP1"))
+    (checked,) = json_of(capsys, "verify", imported(tmp_path, one + success("lost", second=20), rest), status=VIOLATED)
+    assert checked["violations"] == 1
+
+
+def test_files_that_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines of something else are not taken for a clean server."""
+    path = imported(tmp_path, "unrelated\n" * 5000)
+    assert "no line of these is about a prefetch" in capsys.readouterr().out
+    assert main(["verify", path]) == CLEAN
+    out = capsys.readouterr().out
+    assert "on no rank" in out
+    assert "nothing to check" in out

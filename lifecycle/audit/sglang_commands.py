@@ -1,6 +1,7 @@
 """The commands on imported SGLang logs: `import-sglang`, and what `verify`, `explain` and `stats` say of such a log."""
 
 import argparse
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -29,6 +30,10 @@ JsonOf = Callable[[object], str]
 def import_logs(given: argparse.Namespace, out: Console) -> int:
     """Read SGLang server logs into an imported log."""
     reader, count = import_sglang(given.logs, given.output)
+    if given.json:
+        facts = {"observations": count, "lines": reader.lines, "files": reader.files, "output": given.output}
+        out.print(json.dumps({**facts, "unread": reader.unread_count, "unread_at": reader.unread}))
+        return 0
     lines, files = count_of(reader.lines, "line"), count_of(len(reader.files), "file")
     out.print(f"{count_of(count, 'observation')} from {lines} of {files}")
     if not count:

@@ -279,3 +279,12 @@ def test_files_that_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert "on no rank" in out
     assert "nothing to check" in out
+
+
+def test_what_was_read_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--json` an import says in one object what it read, and what it left out."""
+    path = tmp_path / "server.log"
+    path.write_text(f"{T} HiCache prefetch success req=cut compl\n" + success("a"))
+    (read,) = json_of(capsys, "import-sglang", str(path), "-o", str(tmp_path / "out.jsonl"), status=CLEAN)
+    expected = {"observations": 1, "lines": 2, "files": [str(path)], "unread": 1, "unread_at": [[str(path), 1]]}
+    assert expected.items() <= read.items()

@@ -1,9 +1,14 @@
 """What SGLang is known to do otherwise: named where it is just that, and never where a fault could hide behind it."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from lifecycle.adapters.known import known_difference
 from lifecycle.audit import Law, Violation
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(("law", "what", "right", "name"), [
@@ -27,3 +32,30 @@ from lifecycle.audit import Law, Violation
 def test_known_by_what_is_said(law: Law, what: str, right: str, name: str | None) -> None:
     """A difference by design has a name; a fault has none."""
     assert known_difference(Violation(law, 0, 1, "r", (1, 2), what, right)) == name
+
+
+def test_every_row_of_the_table_has_its_shortest_case() -> None:
+    """What is told as a difference in the docs is a test of its own, and each such test is told of, in the same order."""
+    page = (ROOT / "lifecycle" / "docs" / "sglang.md").read_text()
+    table = page.partition("### What this library does differently, and why")[2].splitlines()
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in table if line.startswith("| ") and " | " in line][1:]
+    module = ast.parse((ROOT / "tests" / "sglang" / "test_differences.py").read_text())
+    (cases,) = [
+        each.value for each in module.body
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Dict) and ast.unparse(each.targets[0]) == "ROWS"
+    ]  # fmt: skip
+    assert [key.value for key in cases.keys if isinstance(key, ast.Constant)] == rows
+    tests = [each.name for each in module.body if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")]
+    assert sorted(ast.unparse(each) for each in cases.values) == sorted(tests)
+
+
+def test_every_known_difference_is_a_row_of_the_table() -> None:
+    """A name under which the audit sets something apart is told of in the docs."""
+    page = (ROOT / "lifecycle" / "docs" / "sglang.md").read_text()
+    module = ast.parse((ROOT / "lifecycle" / "audit" / "known.py").read_text())
+    names = [
+        each.value.value for each in module.body
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant) and ast.unparse(each.targets[0]).isupper()
+    ]  # fmt: skip
+    assert names
+    assert [name for name in names if f"\n| `{name}`" not in page] == []

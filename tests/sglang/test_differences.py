@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from lifecycle import BestEffort, Reason, page_keys
 from lifecycle import events as ev
 from lifecycle.adapters.guard import guard
 from lifecycle.adapters.sglang import shadow
+from lifecycle.errors import LifecycleError
 from stores.events import MemoryEventLog
 
 pytestmark = [pytest.mark.sglang, pytest.mark.filterwarnings("ignore")]
@@ -414,3 +416,60 @@ def test_ranks_stop_for_one_reason(rig_of) -> None:  # type: ignore[no-untyped-d
     assert rig.run().usable_page == 5
     ours = [[each.reason for each in rig.events(ev.Terminated, rank)] for rank in range(2)]
     assert ours == [[Reason.READ_FAILED]] * 2
+
+
+def test_every_request_that_is_served_has_asked() -> None:
+    """`served_unasked`: all of a prompt is there: there it is served without a word; here it is declined first, or refused."""
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    world = unified("kv_only", {"kv": 8})
+    world.cache.prefetch_stop_policy = "wait_complete"
+    world.cache.cache_unfinished_req = lambda req: None  # the rest of it wants a device
+    watch = guard(world.cache)
+    world.storage.script = Script(2, {"kv": (True,) * 2})
+    world.cache.prefetch_from_storage("r", world.root, tokens_of(1, 2), None)
+    world.controller.step_queries()
+    world.drain()
+    world.controller.step_reads()
+    assert world.cache.check_prefetch_progress("r")
+    match = world.cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens_of(1, 2))))
+    world.cache.cache_unfinished_req(SimpleNamespace(rid="s", last_node=match.best_match_node))
+    assert watch.known["served_unasked"] == 1
+    assert not watch.violations
+
+    ours = Ours("kv_only", {"kv": 8}, "wait_complete", 1, tokens_of(1, 2), 0)
+    ours.store.hit_pages, ours.store.good = 2, {"kv": (True,) * 2}
+    ours.issue()
+    for _ in range(3):
+        ours.readers.work()
+        ours.coordinator.tick()
+    found = ours.index.match(ours.keys, ours.coordinator.tick_number, ["kv"])
+    with pytest.raises(LifecycleError, match="cannot serve request 's'"):
+        ours.coordinator.served("s", found)
+    said = ours.coordinator.issue("s", 0, ours.keys, found.anchor)
+    assert isinstance(said, ev.Declined)
+    assert said.reason is Reason.TOO_SHORT
+    ours.coordinator.served("s", found)
+
+
+ROWS = {
+    "sidecars": test_sidecars_are_read_with_kv,
+    "one rank": test_one_rank_needs_no_collective,
+    "occupancy": test_no_floor_under_the_occupancy,
+    "aborted while a sidecar is read": test_a_slot_waits_for_the_read_into_it,
+    "the limit runs out while a sidecar is read": test_the_limit_runs_out_while_a_sidecar_is_read,
+    "`read_after_end`: stopped before its first read": test_a_stopped_prefetch_is_not_read,
+    "the hit is shorter than the window": test_a_hit_shorter_than_the_window,
+    "`window_left_out`: the span is shorter than the window": test_a_span_shorter_than_the_window,
+    "`limit_overshot`: the limit on tokens in flight": test_the_limit_is_not_overshot,
+    "the same request again while in flight": test_a_second_attempt_ends_the_first,
+    "host pressure, with a window": test_the_window_of_a_shrunk_plan,
+    "host pressure": test_nothing_is_evicted_for_room_that_is_there,
+    "`no_budget`": test_a_promise_is_counted_until_its_end,
+    "`unlocked_early`": test_what_was_handed_over_is_locked_until_the_end,
+    "`freed_apart`": test_ranks_count_what_is_free_alike,
+    "`served_unasked`": test_every_request_that_is_served_has_asked,
+    "`reason_apart`": test_ranks_stop_for_one_reason,
+}
+"""The shortest case of each row of the table: `tests/adapters/test_known.py` holds the two equal."""

@@ -54,7 +54,7 @@ class Turns(NamedTuple):
     cpu: list[float]
 
 
-def measure(ways: dict[str, Read], pages: int, threads: int, repeats: int) -> dict[str, Turns]:
+def measure(ways: dict[str, Read], pages: int, threads: int, repeats: int, batch_pages: int = BATCH_PAGES) -> dict[str, Turns]:
     """Return what each repeat of each way took; the ways take turns."""
     parts = [range(pages)[place::threads] for place in range(threads)]
     names = list(ways)
@@ -64,7 +64,7 @@ def measure(ways: dict[str, Read], pages: int, threads: int, repeats: int) -> di
             shift = turn % len(names)
             for name in names[shift:] + names[:shift]:
                 before, cpu_before = time.perf_counter(), time.process_time()
-                for done in [pool.submit(_in_batches, ways[name], part) for part in parts]:
+                for done in [pool.submit(_in_batches, ways[name], part, batch_pages) for part in parts]:
                     done.result()
                 if turn >= 0:
                     taken[name].wall.append(time.perf_counter() - before)
@@ -72,9 +72,9 @@ def measure(ways: dict[str, Read], pages: int, threads: int, repeats: int) -> di
     return taken
 
 
-def _in_batches(read: Read, part: Sequence[int]) -> None:
-    for start in range(0, len(part), BATCH_PAGES):
-        read(part[start : start + BATCH_PAGES])
+def _in_batches(read: Read, part: Sequence[int], batch_pages: int) -> None:
+    for start in range(0, len(part), batch_pages):
+        read(part[start : start + batch_pages])
 
 
 def lines_of(what: str, page_bytes: int, threads: int, pages: int, taken: dict[str, Turns]) -> Iterator[Line]:

@@ -12,14 +12,16 @@ from typing import Any
 
 import mooncake_master
 import numpy as np
-from pages_measure import BATCH_PAGES, SIZES, Line, lines_of, measure, store_read
+from pages_measure import SIZES, Line, lines_of, measure, store_read
 
 from lifecycle.keys import EMPTY_NAMESPACE, page_keys
 from lifecycle.layout import preset
+from lifecycle.policies import Policies
 from stores.host import TorchHostMemory
 from stores.pages import MooncakePageStore, header_room, register_host_memory
 from stores.pages.header import HEADER_BYTES
 
+BATCH_PAGES = Policies().batch_pages  # as many keys as a read has unless it is told otherwise
 OWN_MEMORY, OTHER_PROCESS = MEMORIES = ("own memory", "other process")
 ROOT = Path(__file__).resolve().parents[2]
 LENDER = """
@@ -118,7 +120,7 @@ def bench_engine(what: str, engine: Any, page_bytes: int, threads: int, repeats:
         "bare, header beside": bare_with_header,
         **{way: store_read(store, keys, hosts[way].buffers("kv", slots)) for way, store in stores.items()},
     }
-    yield from lines_of(what, page_bytes, threads, pages, measure(ways, pages, threads, repeats))
+    yield from lines_of(what, page_bytes, threads, pages, measure(ways, pages, threads, repeats, BATCH_PAGES))
     stores["store"].delete("kv", keys)
     engine.batch_remove(names, True)
     engine.unregister_buffer(heads.ctypes.data)

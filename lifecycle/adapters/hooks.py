@@ -51,20 +51,22 @@ class Hooks:
             def wrapper(*args: Any, **kwargs: Any) -> Any:
                 if not self.live:
                     return method(*args, **kwargs)
-                token = result = None
+                token = None
                 try:
                     token = before(args, kwargs)
                 except Exception as error:
                     self._failed(error)
                 try:
                     result = method(*args, **kwargs)
-                    return result
-                finally:
-                    if self.live:
-                        try:
-                            after(token, result)
-                        except Exception as error:
-                            self._failed(error)
+                except BaseException as raised:
+                    self._after_a_raise(raised, after, token, None)
+                    raise
+                if self.live:
+                    try:
+                        after(token, result)
+                    except Exception as error:
+                        self._failed(error)
+                return result
 
             return wrapper
 
@@ -91,16 +93,17 @@ class Hooks:
 
         def standing_before(method: Method) -> Method:
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                result = None
                 try:
                     result = method(*args, **kwargs)
-                    return result
-                finally:
-                    if self.live:
-                        try:
-                            after(args, kwargs, result)
-                        except Exception as error:
-                            self._failed(error)
+                except BaseException as raised:
+                    self._after_a_raise(raised, after, args, kwargs, None)
+                    raise
+                if self.live:
+                    try:
+                        after(args, kwargs, result)
+                    except Exception as error:
+                        self._failed(error)
+                return result
 
             return wrapper
 
@@ -114,6 +117,17 @@ class Hooks:
         self._hooks.append(_Hook(owner, name, wrapper, vars(owner).get(name)))
         setattr(owner, name, wrapper)
         return True
+
+    def _after_a_raise(self, raised: BaseException, after: Callable[..., None], *facts: Any) -> None:
+        """Look on behind a method that raised. What is raised on purpose becomes a note on that: it never takes its place."""
+        if not self.live:
+            return
+        try:
+            after(*facts)
+        except Passed as error:
+            raised.add_note(str(error))
+        except Exception as error:  # as in `_failed`
+            self.fail(error)
 
     def _failed(self, error: Exception) -> None:
         """Let through what was raised on purpose. Whatever else goes wrong in looking on must not reach the one who is looked

@@ -66,7 +66,7 @@ class Shadow:
         teller = Teller(self.layout, self._recorder, page_size, threads.batched, int(controller.prefetch_threshold))
         self._recorder.reads.planned = teller.planned
         sizes = {name: each.page_size for name, each in slots.items()}
-        notes = Notes(tree_cache, controller, self._scribe.facts, sizes, teller, self._scribe.tell if self._at_once else None)
+        notes = Notes(tree_cache, controller, self._scribe.facts, sizes, teller, self._over if self._at_once else None)
         threads.capture = notes.capture
         watch = Watch(notes, teller, ranks, threads.batched, self._pen.flush if self._at_once else None)
         seen = {**watch.attach(self._hooks, pools), **Served(notes, teller).attach(self._hooks), **seen}
@@ -98,6 +98,10 @@ class Shadow:
                 dict(capacity), time.time_ns(), time.monotonic_ns(),
             )
         )  # fmt: skip
+
+    def _over(self) -> None:
+        """Tell what was seen in a call of the engine's that is over, where things are told at once."""
+        self._scribe.tell()
 
     @property
     def attached(self) -> bool:

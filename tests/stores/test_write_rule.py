@@ -18,8 +18,8 @@ LAYOUTS.append(Layout("late", (Pool("swa", TrailingPages(2)), Pool("rider", Trai
 
 def due(layout: Layout, there: Flags, held: Flags, degrade: bool = False) -> dict[str, list[int]]:
     """Return the pages that are due, as lists."""
-    masks = [{pool: np.array(line, np.bool_) for pool, line in lines.items()} for lines in (there, held)]
-    found = due_pages(layout, *masks, degrade)
+    there_, held_ = ({pool: np.array(line, np.bool_) for pool, line in lines.items()} for lines in (there, held))
+    found = due_pages(layout, there_, held_, degrade)
     return {pool: pages.tolist() for pool, pages in found.items()}
 
 

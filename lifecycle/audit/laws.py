@@ -22,13 +22,13 @@ class Law(StrEnum):
     """What is read follows from the hit and the layout; a rank reserves what was agreed, in all pools or in none."""
 
     CLAIM = "claim"
-    """A page is read under one claim, within its pool's part of the plan, and nothing is claimed after the end."""
+    """A page is read under one claim, in its pool's part of the plan, none after the end; a lost read is given up in time."""
 
     LATE = "late_event"
     """Nothing lands, fails or is published after the end; nothing is credited for what was discarded."""
 
     OUTCOME = "outcome"
-    """What is published follows from what landed, by the outcome rule of the layout."""
+    """It stops for a reason that holds, in time; what is published follows from what landed, by the rule of the layout."""
 
     EXACTLY_ONCE = "exactly_once"
     """Anchor, tokens, credit, lock, settlement and close: each is done once, by the right amount, in order."""

@@ -10,12 +10,17 @@ from test_audit_waits import run as waits
 
 from lifecycle.audit import Law
 from lifecycle.events import (
+    AnyEvent,
     Capped,
+    Discarded,
     Event,
     HitResolved,
     Issued,
     LogOpened,
+    PagesLanded,
     PlanAgreed,
+    ReadClaimed,
+    ReadEnded,
     ReadLost,
     RoundDone,
     Synced,
@@ -68,6 +73,26 @@ def test_a_read_is_overdue_once_two_rounds_ended_after_its_time() -> None:
         assert said(Law.CLAIM, *slow(1, lost_read_s=4.0, lag_ticks=lag)) == []
         found = said(Law.CLAIM, *slow(5, lost_read_s=4.0, lag_ticks=lag))
         assert found == ["the read of [0:8) of kv is over 9 s after its claim"] * 2
+
+
+def test_a_round_that_ended_after_its_time_may_have_begun_before() -> None:
+    """The read is claimed two seconds before the first of the rounds ends: with one nothing is proved, with two it is."""
+    assert said(Law.CLAIM, *slow(1, lost_read_s=2.0)) == []
+    assert len(said(Law.CLAIM, *slow(2, lost_read_s=2.0))) == 2
+
+
+def test_a_missed_limit_is_told_once_a_prefetch() -> None:
+    """Two reads that end after it are one fault."""
+    log = tape("aborted")
+    policy(log, stop=LIMIT)
+    late: list[AnyEvent] = []
+    for pages in ((0, 3), (3, 6)):
+        late += [PagesLanded(1, "kv", pages, 48), log.drop(ReadEnded, prefetch=1, pages=pages)]
+    place = log.find(Discarded)
+    log.events[place:place] = late
+    rounds(log, 4, ReadClaimed, prefetch=1, pages=(3, 6))
+    told = [what for what in said(Law.OUTCOME, log) if "after its first read" in what]
+    assert told == ["it is transferring 7 s after its first read"]
 
 
 def test_a_loss_is_not_heard_of_by_rounds_that_were_on_their_way() -> None:
@@ -154,7 +179,7 @@ def test_a_newer_attempt_that_followed() -> None:
     log = many(Tape(waits()))
     log.change(WaitEnded, request="m", new={"reason": Reason.SUPERSEDED})
     log.change(Issued, 1, request="m", new={"attempt": 1})
-    put_rounds(log, 3, Issued, request="a")
+    put_rounds(log, 3, WaitEnded, request="m")
     assert said(Law.WAITING, log) == ["attempt 1 does not wait after full_miss"]
 
 

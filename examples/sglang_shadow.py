@@ -3,7 +3,8 @@
     tests/sglang/setup.sh && .venv-sglang/bin/python examples/sglang_shadow.py [--requests 200] [--log FOLDER]
 
 The cache, its tree and its controller are SGLang's; host memory and storage are stubs without bytes. Requests share
-prefixes; pages go missing, sidecars fall short, requests are aborted and retried while their prefetch is in flight.
+prefixes; pages go missing, sidecars fall short, requests are aborted while their prefetch is in flight. With `--log` the log
+stays, for `prefetch-audit explain FOLDER --request request-7` and the rest of it.
 """
 
 import argparse
@@ -25,14 +26,23 @@ from stores.events import open_event_log, read_log  # noqa: E402
 
 try:
     originals: Any = importlib.import_module("originals")  # SGLang's own classes over stubs
+    prefix: Any = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
+    radix: Any = importlib.import_module("sglang.srt.mem_cache.radix_cache")
 except ImportError as error:
     sys.exit(f"SGLang is not here ({error}); build its environment with tests/sglang/setup.sh and run this with its python")
+
+
+class Request:
+    """A request as far as the cache looks at it: its id, and the last node of the prefix that it is given."""
+
+    def __init__(self, rid: str, last_node: Any) -> None:
+        self.rid, self.last_node = rid, last_node
 
 
 def traffic(world: Any, requests: int, dice: random.Random) -> Counter[str]:
     """Send requests through the cache, a few in flight at a time; return how often what happened."""
     cache, done = world.cache, Counter[str]()
-    waiting: list[str] = []
+    waiting: dict[str, Any] = {}  # prompts
     number = 0
     while number < requests or waiting:
         while number < requests and len(waiting) < 4:
@@ -40,12 +50,13 @@ def traffic(world: Any, requests: int, dice: random.Random) -> Counter[str]:
             prompt = originals.tokens_of(dice.randrange(40), dice.randint(2, 12), shared=dice.choice((0, 0, 1, 2)))
             request = f"request-{number}"
             cache.prefetch_from_storage(request, world.root, prompt, None)
-            waiting.append(request)
+            waiting[request] = prompt
         world.storage.script = _answers(dice)
         world.controller.step_queries()
         world.drain()
         if dice.random() < 0.15:
-            gone = waiting.pop(dice.randrange(len(waiting)))
+            gone = dice.choice(list(waiting))
+            del waiting[gone]
             cache.release_aborted_request(gone)
             done["aborted"] += 1
         world.controller.step_reads()
@@ -53,10 +64,18 @@ def traffic(world: Any, requests: int, dice: random.Random) -> Counter[str]:
             if cache.check_prefetch_progress(request):
                 loaded = cache.pop_prefetch_loaded_tokens(request)
                 done["admitted with pages from L3" if loaded else "admitted without"] += 1
-                waiting.remove(request)
+                _serve(cache, request, waiting.pop(request))
         world.drain()
     world.drain()
     return done
+
+
+def _serve(cache: Any, request: str, prompt: Any) -> None:
+    """Do what the scheduler does once a request is admitted: match its prompt, keep what it computes, and be done with it."""
+    match = cache.match_prefix(prefix.MatchPrefixParams(key=radix.RadixKey(prompt)))
+    given = Request(request, match.best_match_node)
+    cache.cache_unfinished_req(given)
+    cache.cache_finished_req(given)
 
 
 def _answers(dice: random.Random) -> Any:
@@ -75,6 +94,7 @@ def main() -> None:
         kept = args.log or Path(folder)
         world = originals.unified("dsa", {"kv": 60})
         world.cache.prefetch_stop_policy = "wait_complete"
+        world.cache.cache_unfinished_req = world.cache.cache_finished_req = lambda req: None  # the rest of them wants a device
         events = open_event_log(f"sqlite:{kept}", 0)
         watch = shadow(world.cache, events)
         print("cannot be seen:", "; ".join(watch.unseen))

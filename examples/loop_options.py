@@ -37,6 +37,7 @@ class Options:
     host_pages: int | None
     layout: Layout
     store: str
+    verify: bool  # whether what is read is hashed and compared with its checksum
     events: str
     stop_policy: str
     faults: float
@@ -113,6 +114,7 @@ def parse_options(argv: Sequence[str]) -> Options:
             host_pages=given.host_pages,
             layout=preset(given.layout),
             store=given.store,
+            verify=given.verify,
             events=given.events,
             stop_policy=given.stop_policy,
             faults=given.faults,
@@ -151,7 +153,8 @@ def joined_place() -> tuple[int, int]:
 def check_places(options: Options) -> list[Request]:
     """Read the trace and open every place that the run will use, once; raises what says that one is of no use."""
     requests = options.read_requests()
-    open_page_store(options.store, options.pool_bytes(), options.namespace(), shard(0, options.ranks)).close()
+    place = shard(0, options.ranks)
+    open_page_store(options.store, options.pool_bytes(), options.namespace(), place, verify=options.verify).close()
     for rank in range(options.ranks):
         open_event_log(options.events, rank).close()
     if options.metrics is not None:
@@ -208,6 +211,7 @@ def _parser() -> _Parser:
     add("--host-pages", type=int, metavar="N", help="kv pages of host memory (default: so few that eviction never stops)")
     add("--layout", default="dsa", help=f"{', '.join(PRESETS)} (default %(default)s)")
     add("--store", default="memory", help="L3: memory, file:DIR or mooncake:HOST:PORT (default %(default)s)")
+    add("--no-verify", dest="verify", action="store_false", help="don't hash pages read: faster, damaged ones are served")
     add("--events", default="memory", help="event logs: memory, jsonl:DIR or sqlite:DIR (default %(default)s)")
     add("--stop-policy", default="timeout", help=f"{', '.join(STOP_POLICIES)} (default %(default)s)")
     add("--faults", type=float, default=0.0, metavar="RATE", help="how often the store fails, 0 to 1 (default %(default)s)")

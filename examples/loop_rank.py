@@ -3,6 +3,7 @@
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from loop_metrics import RankMetrics
 
 _FAULTS = FaultMix(never=1 / 25, query_never=1 / 25)  # often enough that a run of 200 requests sees lost reads
+_WRITE_FAULTS = FaultMix(query_never=0, query_raises=0, query_late=1 / 20)  # the writer's thread has nobody to end a hung call
 Say = Callable[[int], None]
 
 
@@ -50,12 +52,14 @@ def run_rank(options: Options, requests: Sequence[Request], rank: int, folder: P
     started = time.monotonic()
     layout, policies = options.layout, options.policies()
     page_bytes, capacity = options.pool_bytes(), options.capacity_pages(requests)
-    store = open_page_store(options.store, page_bytes, options.namespace(), shard(rank, options.ranks))
+    place = shard(rank, options.ranks)
+    store = open_page_store(options.store, page_bytes, options.namespace(), place, verify=options.verify)
     memory = TorchHostMemory(layout, capacity, page_bytes, header_room_bytes=header_room(store, page_bytes))
     register_host_memory(store, memory.regions())  # for zero copy, where a store can
     if options.slow_rank is not None and options.slow_rank[0] == rank:
         store = SlowStore(store, options.slow_rank[1])
     faulty = FaultyStore(store, options.faults, options.seed, rank, _FAULTS) if options.faults else None
+    written = FaultyStore(store, options.faults, options.seed, rank, _WRITE_FAULTS) if options.faults else store
     store = faulty or store
     index = RadixIndex(layout, policies.degrade)
     events = open_event_log(options.events, rank)
@@ -66,7 +70,7 @@ def run_rank(options: Options, requests: Sequence[Request], rank: int, folder: P
         layout, policies, options.page_size,
         store=store, memory=memory, index=index, events=events, transport=_transport(options, rank), run=run,
     )  # fmt: skip
-    write_back = WriteBack(store, layout, page_bytes, rank)
+    write_back = WriteBack(written, layout, page_bytes, rank, policies.degrade)
     upsets = Upsets(min(1.0, 2 * options.faults), options.seed)
     scheduler = Scheduler(
         layout,
@@ -108,8 +112,9 @@ def run_rank(options: Options, requests: Sequence[Request], rank: int, folder: P
             "quarantined_pages": sum(memory.quarantined_pages(pool.name) for pool in layout.own),
             "host_pages": sum(capacity.values()), "open_obligations": coordinator.book.open_obligations(),
             "written_pages": write_back.pages["written"], "refused_pages": write_back.pages["refused"],
+            "held_back_pages": write_back.pages["held_back"], "lost_pages": write_back.pages["lost"],
         },
-        faults=faulty.counts if faulty else {},
+        faults=_faults(faulty, written),
         broken=(*dict.fromkeys(broken), *_lost(events)),
         wall_s=time.monotonic() - started,
         write_back_blocked_s=write_back.blocked_s,
@@ -157,6 +162,13 @@ def _broken(coordinator: Coordinator, store: PageStore) -> list[str]:
 
 def _lost(events: EventLog) -> list[str]:
     return [f"{events.lost_events} events were lost"] if events.lost_events else []
+
+
+def _faults(*stores: PageStore | None) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for store in stores:
+        counts.update(store.counts if isinstance(store, FaultyStore) else {})
+    return dict(counts)
 
 
 def _log_path(options: Options, events: EventLog, rank: int, folder: Path) -> Path:

@@ -11,6 +11,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from lifecycle.coverage import Flags
 from lifecycle.events import Declined
 from lifecycle.keys import KeyChain
 from lifecycle.layout import Layout
@@ -74,7 +77,7 @@ class Scheduler:
         upsets: Upsets,
         compare: Compare,
     ) -> None:
-        self._pools = layout.required(policies.degrade)
+        self._layout, self._pools = layout, layout.required(policies.degrade)
         self._drain_s = policies.lost_read_s + DRAIN_S
         self._patience = BEST_EFFORT_TICKS if isinstance(policies.stop, BestEffort) else 0
         self._page_size = page_size
@@ -180,20 +183,26 @@ class Scheduler:
     # --- the end of a request ------------------------------------------------------------------------------------------
 
     def _complete(self) -> bool:
-        """End the forward passes that are through: keep their new pages in L3 and L2, and forget the requests."""
+        """End the forward passes that are through: keep their pages in L3 and L2, and forget the requests."""
         done = [job for job in self._running if job.done_at <= self.clock]
         for job in done:
             self._running.remove(job)
             match, end_page = job.match, len(job.keys)
             assert match is not None, "a running request is served from a match"
             self._read_prefix(job.keys, match)  # nothing changed under the pass
+            if end_page:
+                self._write_back.put(job.keys, self._held(match, end_page), self.clock)
             if match.pages < end_page:
-                self._write_back.put(job.keys, match.pages, end_page)
                 self._coordinator.adopt(job.id, job.keys, match.anchor, end_page, self._filler(job.keys))
             self._index.unlock(match.anchor)
             self._coordinator.finish(job.id)
             self.counts["requests"] += 1
         return bool(done)
+
+    def _held(self, match: RadixMatch, end_page: int) -> dict[str, Flags]:
+        """Return, per pool, which pages of [0, end_page) can be written to L3: what L2 held, and all that was computed."""
+        computed = np.ones(end_page - match.pages, np.bool_)
+        return {pool.name: np.concatenate([match.slots(pool.name) >= 0, computed]) for pool in self._layout.pools}
 
     def _filler(self, keys: KeyChain) -> Callable[[str, Range, SlotArray], None]:
         def fill_pages(pool: str, pages: Range, slots: SlotArray) -> None:

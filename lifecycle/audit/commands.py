@@ -40,13 +40,14 @@ def _escape(char: str) -> str:
 
 
 def read(given: argparse.Namespace, out: Console) -> Scan:
-    """Return what the named files hold, having noted what they end with that is no event."""
+    """Return what the named files hold, having noted what they end with that is no event, and those that hold none."""
     for path in log_files(given.logs):
         if is_imported(path):
             raise sglang_commands.refuse(path, "use")
     found = scan(given.logs)
     if not given.json:
         say(out, (f"note: {plain(tail)}" for tail in found.torn))
+        say(out, (f"note: {plain(path)} holds no event" for path in found.empty))
     return found
 
 
@@ -235,7 +236,10 @@ def trace(given: argparse.Namespace, out: Console) -> int:
     runs = chosen(read(given, out), given)
     with private_file(given.output, log_files(given.logs)) as file:
         count = write_trace(file, runs)
-    out.print(f"{count_of(count, 'trace event')} in {plain(given.output)}: open it in ui.perfetto.dev or chrome://tracing")
+    if given.json:
+        out.print(as_json({"trace_events": count, "output": given.output}))
+    else:
+        out.print(f"{count_of(count, 'trace event')} in {plain(given.output)}: open it in ui.perfetto.dev or chrome://tracing")
     return CLEAN
 
 
@@ -244,7 +248,10 @@ def report(given: argparse.Namespace, out: Console) -> int:
     runs = chosen(read(given, out), given)
     with private_file(given.output, log_files(given.logs)) as file:
         count = write_report(file, runs)
-    out.print(f"{count_of(count, 'violation') if count else 'no violations'}; the page is {plain(given.output)}")
+    if given.json:
+        out.print(as_json({"violations": count, "output": given.output}))
+    else:
+        out.print(f"{count_of(count, 'violation') if count else 'no violations'}; the page is {plain(given.output)}")
     return VIOLATED if count else CLEAN
 
 

@@ -75,10 +75,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What the files hold: runs in the order of their headers, and what is no event at the end of a file."""
+    """What the files hold: runs in the order of their headers, what is no event at the end of a file, and who has none."""
 
     runs: list[Run]
     torn: list[str]
+    empty: list[str]
 
     def pick(self, run: str | None) -> Run:
         """Return the run of that id, by default the newest; raises `LogError` if there is none."""
@@ -94,13 +95,15 @@ class Scan:
 
 
 def scan(paths: Sequence[str]) -> Scan:
-    """Look through the files, to find their runs. Raises `LogError` for what cannot be read.
+    """Look through the files, to find their runs. Raises `LogError` for what cannot be read, and where no file has an event.
 
     What a sound file of JSON lines holds beside its headers is not decoded here: reading the records says what is wrong.
     """
     runs: dict[str, Run] = {}
     torn: list[str] = []
-    for path in log_files(paths):
+    empty: list[str] = []
+    files = log_files(paths)
+    for path in files:
         headers = _headers(path)
         if headers is not None:
             for place, header in enumerate(headers):
@@ -109,8 +112,10 @@ def scan(paths: Sequence[str]) -> Scan:
             continue
         place = -1
         headless = False
+        found = False
         reader = LogReader(path)
         for record in reader:
+            found = True
             event = record.event
             if isinstance(event, LogOpened):
                 place += 1
@@ -121,9 +126,14 @@ def scan(paths: Sequence[str]) -> Scan:
                 runs.setdefault(id_, Run(id_)).segments.append(Segment(path, place, None))
         if reader.torn is not None:
             torn.append(str(reader.torn))
+        if not found:
+            empty.append(path)
+    if files and not runs:
+        rest = f"; {torn[0]}" if torn else ""
+        raise LogError(f"cannot find a run: {', '.join(files[:8])} hold{'s' if len(files) == 1 else ''} no event{rest}")
     for run in runs.values():
         run.segments.sort(key=lambda segment: -1 if segment.rank is None else segment.rank)
-    return Scan(list(runs.values()), torn)
+    return Scan(list(runs.values()), torn, empty)
 
 
 def _headers(path: str) -> list[LogOpened] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from audit_stories import STORIES, run, tape
-from logs import folder, served_clean, served_too_much, write
+from logs import folder, json_of, served_clean, served_too_much, write
 
 from lifecycle.audit.cli import CLEAN, UNREADABLE, VIOLATED, main
 from lifecycle.audit.drawings import occupancy
@@ -171,3 +171,12 @@ def test_occupancy_is_a_curve_of_many_points() -> None:
     assert len(places) == 3
     assert all(0 <= x <= 1060 and 0 <= y <= 90 for x, y in places)
     assert "too short" in occupancy([(0, 5)], 5, 0)
+
+
+def test_what_was_written_is_told_to_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--json`, trace and report say in one object what they wrote and where."""
+    logs, page = folder(tmp_path, *served_too_much()), str(tmp_path / "out.html")
+    assert json_of(capsys, "trace", logs, "-o", page, status=CLEAN)[0]["output"] == page
+    (said,) = json_of(capsys, "report", logs, "-o", page, status=VIOLATED)
+    assert said["output"] == page
+    assert said["violations"]

@@ -184,7 +184,6 @@ class ChainWriter:
                 self._beliefs.wrote(_name(pool, chain[page]), 0)
                 self._resting.pop((pool, chain[page]), None)
             else:
-                self._beliefs.not_written(_name(pool, chain[page]))
                 self._rest(pool, chain[page])
                 refused.append(page)
         return refused

@@ -139,6 +139,19 @@ def test_a_refused_page_is_tried_again_when_it_is_due_and_nothing_behind_it_befo
     assert writer.write(KEYS, held(layout, 12), pages_of, 336) == Turn(12, 0, 0, 0, True)
 
 
+def test_refusals_are_counted_anew_once_the_page_was_stored() -> None:
+    """A page that was refused, stored, lost and refused again waits as long as after a first refusal."""
+    layout = kv_only()
+    store = Fickle(layout)
+    writer = ChainWriter(store, layout, retry=RETRY)
+    for tick, refuses in ((0, True), (4, False), (20, True)):
+        store.refuses_all = refuses
+        store.delete("kv", KEYS[:1])
+        writer.write(KEYS[:1], held(layout, 1), pages_of, tick)
+    assert not writer.stored("kv", KEYS[0])
+    assert [writer.write(KEYS[:1], held(layout, 1), pages_of, tick).refused for tick in (23, 24)] == [0, 1]
+
+
 def test_a_broken_store_gets_one_page_of_each_new_chain() -> None:
     """Chains that share a refused head wait for it together; each other chain costs one page."""
     layout = dsa()

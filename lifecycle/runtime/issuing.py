@@ -38,11 +38,19 @@ class Issuing:
         if state is not None and (attempt < state.attempt or (attempt == state.attempt and state.issued)):
             rank.emit(self._decide(request, attempt, keys, anchor, Reason.DUPLICATE))
             raise DuplicateAttempt(request, attempt, state.attempt, newest.state if newest else "closed")
+        if (newest is None or newest.terminal) and request not in replica.waiting:
+            return self._begin(self._decide_and_lock(request, attempt, keys, anchor), keys, anchor)
+        locked = self._lock(anchor)  # before what there is of the request ends: an index that raises changes nothing
         if newest is not None and not newest.terminal:
             rank.steps.end(newest, Reason.SUPERSEDED)
         if state is not None and attempt > state.attempt:
             self.end_wait(request, Reason.SUPERSEDED)
-        return self._begin(self._decide_and_lock(request, attempt, keys, anchor), keys, anchor)
+        decided = self._decide(request, attempt, keys, anchor, self._refused())
+        if isinstance(decided, Issued) and not locked:
+            decided = self._decide(request, attempt, keys, anchor, Reason.ANCHOR_LOST)
+        elif isinstance(decided, Declined) and locked:
+            rank.residency.unlock(anchor)
+        return self._begin(decided, keys, anchor)
 
     # --- those who wait ------------------------------------------------------------------------------------------------
 
@@ -104,18 +112,25 @@ class Issuing:
             rank.book.replica, rank.policies, rank.page_size_tokens, request, attempt, keys, start, anchor.key, refused
         )
 
+    def _refused(self) -> Reason | None:
+        return Reason.READERS_LOST if self._rank.agreement.declining else None
+
     def _decide_and_lock(self, request: str, attempt: int, keys: KeyChain, anchor: Anchor) -> Issued | Declined:
-        refused = Reason.READERS_LOST if self._rank.agreement.declining else None
-        decided = self._decide(request, attempt, keys, anchor, refused)
-        if isinstance(decided, Issued):
-            try:
-                self._rank.index.lock(anchor)
-            except AnchorLost:
-                return self._decide(request, attempt, keys, anchor, Reason.ANCHOR_LOST)
-            except Exception as error:  # where ranks share its shape, the others have begun: the next round says why not here
-                self._rank.settler.index_fault = error
-                raise
+        decided = self._decide(request, attempt, keys, anchor, self._refused())
+        if isinstance(decided, Issued) and not self._lock(anchor):
+            return self._decide(request, attempt, keys, anchor, Reason.ANCHOR_LOST)
         return decided
+
+    def _lock(self, anchor: Anchor) -> bool:
+        """Lock the anchor, or return False where its place is gone."""
+        try:
+            self._rank.index.lock(anchor)
+        except AnchorLost:
+            return False
+        except Exception as error:  # where ranks share its shape, the others have begun: the next round says why not here
+            self._rank.settler.index_fault = error
+            raise
+        return True
 
     def _begin(self, decided: Issued | Declined, keys: KeyChain, anchor: Anchor, tried: bool = False) -> int | Declined:
         rank = self._rank

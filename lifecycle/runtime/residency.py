@@ -38,7 +38,7 @@ class Residency:
         self._emit = emit
         self._tainted: dict[str, set[int]] = {pool.name: set() for pool in layout.own}
         # What left the index and host memory has not taken yet: to be free again, and to be quarantined.
-        self.locked: list[Anchor] = []  # of adoptions, where the index did not drop the lock
+        self.locked: list[Anchor] = []  # of no prefetch, where the index did not drop the lock
         self.unreleased: list[tuple[str, SlotArray]] = []
         self.unquarantined: list[tuple[str, SlotArray]] = []
 
@@ -94,6 +94,10 @@ class Residency:
         self.unreleased = _refused(self._memory.release, self.unreleased)
         self.unquarantined = _refused(self._memory.quarantine, self.unquarantined)
 
+    def unlock(self, anchor: Anchor) -> None:
+        """Drop a lock that no prefetch holds; tried again at the next tick if the index will not."""
+        self.locked = self._still_locked([*self.locked, anchor])
+
     def _still_locked(self, anchors: list[Anchor]) -> list[Anchor]:
         still = []
         for anchor in anchors:
@@ -101,7 +105,7 @@ class Residency:
                 self._index.unlock(anchor)
             except Exception as error:  # a failing port: the lock stays, and is dropped at a later tick
                 log.warning(
-                    "the index did not drop the lock of an adoption; it is tried again at the next tick",
+                    "the index did not drop a lock that no prefetch holds; it is tried again at the next tick",
                     page=anchor.pages,
                     error=repr(error),
                     what_to_do="see the error; its prefix is not evicted until then",
@@ -130,7 +134,7 @@ class Residency:
                 return anchor.pages
             return self._adopt_locked(request, keys, anchor, whole(end_page), fill, tick)
         finally:
-            self.locked = self._still_locked([*self.locked, anchor])
+            self.unlock(anchor)
 
     def _adopt_locked(self, request: str, keys: Sequence[str], anchor: Anchor, end_page: int, fill: Fill, tick: int) -> int:
         left_out: tuple[str, ...] = ()  # optional and degradable pools without room: they shorten nothing

@@ -1,6 +1,8 @@
 """Requests and their attempts: superseding, duplicates, what is unknown, what is taken once, and that nothing is kept."""
 
 from collections.abc import Callable
+from itertools import count
+from typing import Any
 
 import pytest
 from kit.rig import PAGE_TOKENS, Rig
@@ -190,4 +192,57 @@ def test_keys_that_do_not_pass_the_anchor_are_refused(rig_of: RigOf) -> None:
     for keys in (page_keys(range(32), PAGE_TOKENS), rig.prompts["a"][:2]):
         with pytest.raises(WrongAnchor, match="cannot issue request 'b': its keys do not pass the anchor at page 4"):
             rig.ranks[0].issue("b", 0, keys, anchor)
+    assert rig.locks() == 0
+
+
+# --- a newer attempt is all or nothing -----------------------------------------------------------------------------------
+
+
+def test_an_attempt_that_the_index_refuses_takes_nothing_from_the_older_one(
+    rig_of: RigOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock comes first: an index that raises leaves the older attempt in flight, and no event behind."""
+    rig = rig_of()
+    rig.stores[0].hold("kv")
+    id_ = rig.issue()
+    rig.until_held()
+    logged = len(list(rig.logs[0].records()))
+
+    def busy(anchor: object) -> None:
+        raise OSError("the index is busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.indexes[0], "lock", busy)
+        with pytest.raises(OSError, match="busy"):
+            rig.issue(attempt=1)
+    assert len(list(rig.logs[0].records())) == logged
+    assert rig.locks() == 1
+    rig.stores[0].open_all()
+    rig.until_closed(id_)
+    assert isinstance(rig.outcome(id_), ev.Committed)
+
+
+@pytest.mark.parametrize("unlocks_at_once", [True, False])
+def test_a_newer_attempt_that_is_declined_keeps_no_lock(
+    rig_of: RigOf, monkeypatch: pytest.MonkeyPatch, unlocks_at_once: bool
+) -> None:
+    """The older attempt is over all the same, and the lock that was taken first is dropped, at the next tick if not now."""
+    rig = rig_of()
+    rig.stores[0].hold("")
+    older = rig.issue()
+    unlock, calls = rig.indexes[0].unlock, count(1)
+
+    def flaky(anchor: Any) -> None:
+        if next(calls) == 2 and not unlocks_at_once:  # the first is that of the older attempt
+            raise OSError("the index is busy")
+        unlock(anchor)
+
+    monkeypatch.setattr(rig.indexes[0], "unlock", flaky)
+    declined = rig.issue(pages=0, attempt=1, prompt="none")
+    assert isinstance(declined, ev.Declined)
+    assert declined.reason is Reason.TOO_SHORT
+    assert isinstance(rig.outcome(older), ev.Discarded)
+    rig.stores[0].open_all()
+    rig.until_closed(older)
+    assert next(calls) == (3 if unlocks_at_once else 4)
     assert rig.locks() == 0

@@ -25,7 +25,10 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class ShardFolder:
-    """The files of one shard under `root`. Opening it creates the folders and proves that files can be made there."""
+    """The files of one shard under `root`. Opening it creates the folders and proves that files can be made there.
+
+    `root` may be a link. Below it no folder may be one when the store is opened; raises `StoreError` for what is.
+    """
 
     def __init__(self, root: str | os.PathLike[str], shard: str) -> None:
         self.root = os.path.abspath(root)
@@ -35,6 +38,12 @@ class ShardFolder:
         self._numbers = itertools.count()
         try:
             Path(self.root).mkdir(mode=0o700, parents=True, exist_ok=True)
+            link = self._link()
+            if link is not None:
+                raise StoreError(
+                    f"cannot open the page store in {self.root}: {link} is a link, and may lead out of it"
+                    " (replace it by a folder; the store's own folder may be a link)"
+                )
             self._make(self._temp)
             self._probe()
             self.swept = self._sweep()
@@ -111,6 +120,14 @@ class ShardFolder:
             path = os.path.join(path, part)
             with suppress(FileExistsError):
                 os.mkdir(path, 0o700)
+
+    def _link(self) -> str | None:
+        """Return a link in the place of a folder of ours, if there is one. Later ones would take a look at each access."""
+        pools = [entry for entry in _entries(self.base) if entry.name.isidentifier()]
+        inner = [entry for pool in pools if not pool.is_symlink() for entry in _entries(pool.path) if len(entry.name) == 2]
+        links = [path for path in (self.base, self._temp) if os.path.islink(path)]
+        links += [entry.path for entry in (*pools, *inner) if entry.is_symlink()]
+        return min(links, default=None)
 
     def _probe(self) -> None:
         temp = f"{self._temp}/{self._token}.probe"

@@ -129,8 +129,19 @@ def test_other_shards_do_not_see_the_page(store: FilePageStore, tmp_path: Path) 
     assert read(store).code is None
 
 
-@pytest.mark.parametrize("kind", ["symlink", "dangling", "folder", "pipe", "file as parent"])
-def test_what_is_not_a_plain_file_is_never_served(store: FilePageStore, file: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("symlink", "io_error.ELOOP"),
+        ("dangling", "io_error.ELOOP"),
+        ("folder", "io_error.EISDIR"),
+        ("pipe", "io_error.ESPIPE"),
+        ("file as parent", "io_error.ENOTDIR"),
+    ],
+)
+def test_what_is_not_a_plain_file_is_never_served(
+    store: FilePageStore, file: Path, tmp_path: Path, kind: str, cause: str
+) -> None:
     """A link, a folder, a pipe or a file for a folder is an error of that page, not claimed and not waited for."""
     kept = tmp_path / "kept"
     file.rename(kept)
@@ -145,7 +156,8 @@ def test_what_is_not_a_plain_file_is_never_served(store: FilePageStore, file: Pa
     else:
         file.parent.rmdir()
         file.parent.write_bytes(b"")
-    assert read(store).code in (ReadCode.IO_ERROR, ReadCode.CORRUPT)
+    assert read(store) == PageResult(0, ReadCode.IO_ERROR)
+    assert store.stats()[f"read.{cause}"] == 1
     assert store.restorable(KEYS[:1], ["kv"])["kv"].tolist() == [False]
 
 

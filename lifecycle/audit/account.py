@@ -42,7 +42,7 @@ def size(pages: Ranges) -> int:
 class Held:
     """The pages of one pool with own slots that this rank reserved for one prefetch."""
 
-    __slots__ = ("asked", "claimed", "gone", "late", "lost", "open", "reserved", "runs", "tainted")
+    __slots__ = ("asked", "claimed", "gone", "late", "late_claims", "lost", "open", "reserved", "runs", "tainted")
 
     def __init__(self, pages: Range, runs: tuple[Range, ...]) -> None:
         self.reserved = pages
@@ -51,6 +51,7 @@ class Held:
         self.asked: Ranges = EMPTY  # under a claim, now or before
         self.claimed: list[tuple[Range, int, int]] = []  # reads that may be writing, with seq and time of their claim
         self.lost: Ranges = EMPTY
+        self.late_claims = 0  # reads that were claimed after the end
         self.late: Ranges = EMPTY  # handed over while a read may still write them
         self.tainted: Ranges = EMPTY  # handed over, and a lost read may still write them
         self.gone: list[tuple[Ranges, str, int]] = []  # what was discharged, how, and in which record

@@ -5,6 +5,7 @@ from typing import Any
 
 from lifecycle.audit import owed, waits
 from lifecycle.audit.account import Account
+from lifecycle.audit.facts import NeverAsked, Overshot
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, RequestView
 from lifecycle.audit.words import SHOWN
@@ -21,8 +22,8 @@ def _issued(ledger: Ledger, seq: int, event: Issued) -> None:
     terms = ledger.terms
     tried = waits.issued(ledger, seq, event)
 
-    def say(law: Law, what: str, right: str, *seqs: int) -> None:
-        ledger.say(law, what, right, (*seqs, seq), event.prefetch, event.request)
+    def say(law: Law, what: str, right: str, fact: Overshot | None = None) -> None:
+        ledger.say(law, what, right, (seq,), event.prefetch, event.request, fact)
 
     if event.prefetch != ledger.last_id + 1 and not (ledger.gapped and event.prefetch > ledger.last_id):
         say(Law.LEGAL, f"id {event.prefetch} was issued after id {ledger.last_id}", f"id {ledger.last_id + 1}")
@@ -41,7 +42,8 @@ def _issued(ledger: Ledger, seq: int, event: Issued) -> None:
     ledger.occupied_tokens += event.reserved_tokens
     if ledger.occupied_tokens > terms.limit_tokens and not ledger.gapped:
         right = f"at most {terms.limit_tokens}, so declined as {Reason.RATE_LIMITED}"
-        say(Law.ADMISSION, f"{ledger.occupied_tokens} tokens are in flight", right)
+        fact = Overshot(ledger.occupied_tokens - event.reserved_tokens, terms.limit_tokens)
+        say(Law.ADMISSION, f"{ledger.occupied_tokens} tokens are in flight", right, fact)
     _supersede(ledger, seq, event, tried)
     view, fresh = ledger.requests.get(event.request), RequestView(event.attempt, event.prefetch, queries=1)
     if view is not None and view.attempt == event.attempt:
@@ -161,7 +163,8 @@ def _finished(ledger: Ledger, seq: int, event: RequestFinished) -> None:
 def _unknown(ledger: Ledger, seq: int, event: LoadedTaken | PrefixServed | RequestFinished) -> None:
     if not ledger.gapped:
         what = f"{type(event).__name__} of a request that was never issued, or is finished"
-        ledger.say(Law.LEGAL, what, "before RequestFinished, after Issued or Declined", (seq,), None, event.request)
+        fact = NeverAsked(event.attempt) if isinstance(event, PrefixServed) else None
+        ledger.say(Law.LEGAL, what, "before RequestFinished, after Issued or Declined", (seq,), None, event.request, fact)
 
 
 HANDLERS: Mapping[type[Event], Callable[[Ledger, int, Any], None]] = {

@@ -3,21 +3,22 @@
 Each name is a row of the table "what this library does differently, and why" in `lifecycle/docs/sglang.md`.
 """
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
-from lifecycle.audit.laws import Law, Violation
+from lifecycle.audit.facts import Apart, EvictedEarly, LateClaim, LeftOut, NeverAsked, Overpromised, Overshot
+from lifecycle.audit.laws import Violation
 from lifecycle.audit.words import count_of
-from lifecycle.events import LogOpened
-
-_REASON = re.compile(r"reason \w+(, pool \w+)?")
+from lifecycle.events import Adopted, Clamped, Closed, Discarded, Event, Evicted, LogOpened, Terminated
+from lifecycle.layout import KV
+from lifecycle.reasons import Reason
 
 READ_AFTER_END = "read_after_end"
-"""A prefetch that was stopped before its first read is read all the same, one batch of kv; nothing of it counts."""
+"""A prefetch that was stopped between two reads, or before its first, is read once more, one batch; nothing of it counts."""
 
 LIMIT_OVERSHOT = "limit_overshot"
-"""A prefetch begins while the occupancy is below the limit, however long it is; it is declined only above."""
+"""A prefetch begins while the occupancy is below the limit, however long it is."""
 
 WINDOW_LEFT_OUT = "window_left_out"
 """A span shorter than the window is read without the window's pool."""
@@ -35,29 +36,93 @@ REASON_APART = "reason_apart"
 """Each rank stops for a reason of its own; only what is usable is agreed."""
 
 FREED_APART = "freed_apart"
-"""Each rank frees, evicts and closes when it can, not in a round that all see."""
+"""Each rank frees, evicts, adopts and closes when it can, not in a round that all see."""
+
+
+_BATCH_PAGES: Final = 128
+"""Pages of kv that SGLang reads at once, at most."""
+
+_OF_ITS_OWN = frozenset({Reason.COMPLETED, Reason.READ_FAILED, Reason.TIMEOUT, Reason.QUEUE_TIMEOUT, Reason.BEST_EFFORT})
+"""Reasons that a rank finds by itself; all others come from a command or from what is agreed."""
+
+_MISSES = frozenset({Reason.FULL_MISS, Reason.BELOW_THRESHOLD})
+"""Reasons of a rank whose shard of L3 has nothing, or little, where the least that any has is too short."""
+
+_WHEN_IT_CAN = (Closed, Evicted, Adopted)
 
 
 def known_difference(violation: Violation) -> str | None:
-    """Return the name of the known difference that a violation in a log of SGLang's shows, or None."""
-    law, what = violation.law, violation.what
-    if law is Law.CLAIM and what.startswith("a read was claimed while it is "):
-        return READ_AFTER_END
-    if law is Law.ADMISSION and (what.endswith(" tokens are in flight") or what.startswith("declined as rate limited with")):
-        return LIMIT_OVERSHOT
-    if law is Law.PLAN and " left out" in what and "nothing left out" not in what:
-        return WINDOW_LEFT_OUT
-    if law is Law.BALANCE and what.endswith("too many are promised"):
-        return NO_BUDGET
-    if law is Law.LEGAL and what.startswith("PrefixServed of a request that was never issued"):
-        return SERVED_UNASKED
-    if law is Law.QUIESCENCE and "is evicted" in what and "locked until its prefetch is closed" in violation.right:
-        return UNLOCKED_EARLY
-    if law is Law.RANKS and _REASON.sub("", what) == _REASON.sub("", violation.right.partition(", as on rank")[0]):
-        return REASON_APART
-    if law is Law.RANKS and any(name in what + violation.right for name in ("Closed", "Evicted", "Adopted", "RequestFinished")):
-        return FREED_APART
-    return None
+    """Return the name of the known difference that a violation in a log of SGLang's shows, or None.
+
+    Goes by what lies behind the violation, and no further than what SGLang's own rule allows.
+    """
+    fact = violation.fact
+    bound = None if fact is None else _BOUNDS.get(type(fact))
+    return bound(fact) if bound is not None else None
+
+
+def _late_claim(fact: LateClaim) -> str | None:
+    """A thread looks whether it is stopped behind each read: the one that comes next is made, and no other."""
+    pages = fact.pages[1] - fact.pages[0]
+    one = fact.nth == 1 and fact.pages[0] == fact.next_page and (fact.pool != KV or pages <= _BATCH_PAGES)
+    return READ_AFTER_END if one else None
+
+
+def _overshot(fact: Overshot) -> str | None:
+    """Whether the limit is reached is asked before, without what is to begin."""
+    return LIMIT_OVERSHOT if 0 <= fact.before_tokens < fact.limit_tokens else None
+
+
+def _overpromised(fact: Overpromised) -> str | None:
+    """What is free again is given out again, though the prefetch that had it is not closed."""
+    return NO_BUDGET if fact.over_pages <= fact.returned_pages else None
+
+
+def _left_out(fact: LeftOut) -> str | None:
+    """Room for the window is taken when the prefetch begins, if it is as long as the window."""
+    return WINDOW_LEFT_OUT if fact.span_pages < fact.window_pages else None
+
+
+def _evicted_early(fact: EvictedEarly) -> str | None:
+    """The tree evicts what it has, but a read may not write there any more."""
+    return None if fact.written else UNLOCKED_EARLY
+
+
+def _never_asked(fact: NeverAsked) -> str | None:
+    """It has no attempt, then."""
+    return SERVED_UNASKED if fact.attempt == 0 else None
+
+
+def _apart(fact: Apart) -> str | None:
+    here, there = fact.here, fact.there
+    if fact.order:
+        return FREED_APART if isinstance(here, _WHEN_IT_CAN) or isinstance(there, _WHEN_IT_CAN) else None
+    if all(each is None or isinstance(each, _WHEN_IT_CAN) for each in (here, there)):
+        return FREED_APART if here is None or there is None or type(here) is type(there) else None
+    return REASON_APART if _alike_but_for_the_reason(here, there) else None
+
+
+def _alike_but_for_the_reason(here: Event | None, there: Event | None) -> bool:
+    if isinstance(here, Terminated) and isinstance(there, Terminated):
+        return {here.reason, there.reason} <= _OF_ITS_OWN
+    if isinstance(here, Clamped) and isinstance(there, Clamped):
+        same = (here.usable_page, here.taken, here.dropped) == (there.usable_page, there.taken, there.dropped)
+        return same and {here.reason, there.reason} <= _OF_ITS_OWN
+    if isinstance(here, Discarded) and isinstance(there, Discarded):
+        reasons = {here.reason, there.reason}
+        return here.pool == there.pool and (reasons <= _OF_ITS_OWN | {Reason.SHORTFALL} or reasons <= _MISSES)
+    return False
+
+
+_BOUNDS: Mapping[type, Callable[[Any], str | None]] = {
+    LateClaim: _late_claim,
+    Overshot: _overshot,
+    Overpromised: _overpromised,
+    LeftOut: _left_out,
+    EvictedEarly: _evicted_early,
+    NeverAsked: _never_asked,
+    Apart: _apart,
+}
 
 
 class Known:

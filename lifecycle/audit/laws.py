@@ -1,8 +1,9 @@
 """The laws that a log must keep, and what is said when it does not. Holds no check."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from lifecycle.audit.facts import Fact
 from lifecycle.audit.words import name, plain
 
 
@@ -69,6 +70,7 @@ class Violation:
     seqs: tuple[int, ...]  # the records that show it, the offending one last
     what: str
     right: str
+    fact: Fact | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         """Return one readable line, without control characters that a hostile log may have put into it."""

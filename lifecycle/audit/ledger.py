@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from lifecycle import ranges as r
 from lifecycle.audit.account import Account, Held
+from lifecycle.audit.facts import Fact, Overpromised
 from lifecycle.audit.laws import Law, Violation
 from lifecycle.audit.slots import NAMES, Offence, PoolSlots
 from lifecycle.audit.terms import Terms
 from lifecycle.audit.waitlist import Waits
-from lifecycle.events import Event, PageOverwritten, TokensReturned
+from lifecycle.events import Closed, Event, PageOverwritten, TokensReturned
 from lifecycle.layout import AllPages, TrailingPages
 from lifecycle.ranges import Range
 
@@ -74,8 +75,9 @@ class Ledger:
         self._tell = tell
 
     def say(
-        self, law: Law, what: str, right: str, seqs: Sequence[int], of: Account | int | None = None, request: str | None = None
-    ) -> None:
+        self, law: Law, what: str, right: str, seqs: Sequence[int], of: Account | int | None = None, request: str | None = None,
+        fact: Fact | None = None,
+    ) -> None:  # fmt: skip
         """Report a violation."""
         prefetch = of
         if isinstance(of, Account):
@@ -83,7 +85,7 @@ class Ledger:
         elif isinstance(of, int) and of in self.over:
             request = self.over[of][0]
         assert prefetch is None or isinstance(prefetch, int)
-        self._tell(Violation(law, self.terms.rank, prefetch, request, tuple(seqs), what, right))
+        self._tell(Violation(law, self.terms.rank, prefetch, request, tuple(seqs), what, right, fact))
 
     def goes_on(self, what: str, seq: int, of: Account | None = None, request: str | None = None) -> None:
         """Say, once, that something moves though a record before has ended the whole run."""
@@ -110,7 +112,10 @@ class Ledger:
             self.say(law, f"{name} of pool {pool!r}, where nothing was reserved", "only of reserved pages", (seq,), account)
         return held
 
-    def place(self, pool: str, offence: Offence | None, what: str, seq: int, law: Law, of: Account | None = None) -> None:
+    def place(
+        self, pool: str, offence: Offence | None, what: str, seq: int, law: Law, of: Account | None = None,
+        fact: Fact | None = None,
+    ) -> None:  # fmt: skip
         """Say that a slot was not where it had to be, if there is such a slot."""
         if offence is not None:
             slot, place = offence
@@ -118,7 +123,7 @@ class Ledger:
             seqs = [account.held[pool].gone[-1][2] for account in holders if account.held[pool].gone]
             whose = of or (holders[0] if len(holders) == 1 else None)
             right = f"slot {slot} is {NAMES[place]} here"
-            self.say(law, f"slot {slot} of {pool} is {what}", right, (*seqs, seq), whose)
+            self.say(law, f"slot {slot} of {pool} is {what}", right, (*seqs, seq), whose, fact=fact)
 
     def _holders(self, pool: str, slot: int) -> list[Account]:
         accounts = [account for account in self.accounts.values() if pool in account.held]
@@ -141,12 +146,18 @@ class Ledger:
         budget, over = self.terms.budget_pages[pool], self.over_budget(pool)
         if over > 0:
             right = f"at most {budget} of {pool} promised in all"
-            self.say(Law.BALANCE, f"{over} pages of {pool} too many are promised", right, (seq,), of, request)
+            fact = Overpromised(over, self._returned(pool))
+            self.say(Law.BALANCE, f"{over} pages of {pool} too many are promised", right, (seq,), of, request, fact)
         agreed, lost = self.quarantined_pages[pool], self.lost_pages[pool]
         if agreed < lost:
             right = f"{lost}, what lost reads took here"
             self.say(Law.BALANCE, f"{agreed} pages of {pool} are off the budget", right, (seq,), of, request)
             self.lost_pages[pool] = agreed
+
+    def _returned(self, pool: str) -> int:
+        """Return how many pages are promised until the close of their prefetch, and free already."""
+        of = (each for each in self.accounts.values() if pool in each.held and Closed not in each.marks)
+        return sum(r.count(pages) for each in of for pages, how, _ in each.held[pool].gone if how == "released")
 
     def close(self, account: Account, seq: int) -> None:
         """Forget a prefetch that is over."""

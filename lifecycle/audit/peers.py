@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 from lifecycle.audit.account import Account
 from lifecycle.audit.endings import LAST_WORDS
+from lifecycle.audit.facts import Apart
 from lifecycle.audit.laws import Law, Violation
 from lifecycle.audit.ledger import Ledger
 from lifecycle.audit.rank import RankAudit
@@ -118,13 +119,15 @@ class Peers:
                     said = f"{name} is {terms.shared()[name]}"
                     self._say(audit.rank, None, (0,), said, f"{value}, as on rank {first.rank}")
 
-    def _say(self, rank: int, event: Event | None, seqs: tuple[int, ...], what: str, right: str) -> None:
+    def _say(
+        self, rank: int, event: Event | None, seqs: tuple[int, ...], what: str, right: str, fact: Apart | None = None
+    ) -> None:
         prefetch, request = getattr(event, "prefetch", None), getattr(event, "request", None)
         if prefetch is not None and request is None:
             ledgers = [stream.audit.ledger for stream in self._streams]
             names = [ledger.request_of(prefetch) for ledger in ledgers if ledger is not None]
             request = next((name for name in names if name is not None), None)
-        self._tell(Violation(Law.RANKS, rank, prefetch, request, seqs, what, right))
+        self._tell(Violation(Law.RANKS, rank, prefetch, request, seqs, what, right, fact))
 
     def _compare(self, streams: list[Stream]) -> None:
         """Compare as many events as every rank has, up to the first difference."""
@@ -226,6 +229,8 @@ class Peers:
             found = [stream.find(key) for stream in streams]
             if any(facts_of(record) != facts_of(found[0]) for record in found[1:]):
                 self._tell_difference(streams, found)
+                if self._only_stopped_apart(streams, found):
+                    return
                 self._left_out.add(key)
                 for stream in self._streams:
                     stream.drop(key, every=True)
@@ -237,9 +242,23 @@ class Peers:
             other = next(stream for stream in streams if key_of(stream.ahead[0].event) != key)
             what = f"{type(other.ahead[0].event).__name__} comes before {type(record.event).__name__}"
             right = f"{type(record.event).__name__} first, as on rank {streams[0].audit.rank}"
-            self._say(other.audit.rank, record.event, (other.ahead[0].seq,), what, right)
+            fact = Apart(other.ahead[0].event, record.event, order=True)
+            self._say(other.audit.rank, record.event, (other.ahead[0].seq,), what, right, fact)
         for stream in streams:
             stream.drop(key, every=False)
+
+    @staticmethod
+    def _only_stopped_apart(streams: list[Stream], found: Sequence[Record | None]) -> bool:
+        """Go on behind the stops of a prefetch where only their reasons differ and the engine, which is only observed, agrees
+        on none: what comes of the prefetch is still to be compared."""
+        terms = streams[0].audit.terms
+        stops = [each.event for each in found if each is not None and isinstance(each.event, Terminated)]
+        if terms is None or not terms.observed or len(stops) < len(streams):
+            return False
+        for stream, event in zip(streams, stops, strict=True):
+            stream.landed[event.prefetch] = event.landed
+            stream.drop(event.prefetch, every=False)
+        return True
 
     def _tell_difference(self, streams: list[Stream], found: list[Record | None]) -> None:
         """Blame the rank with the fewest on its side; of two, the later one."""
@@ -253,4 +272,6 @@ class Peers:
         event = record.event if record is not None else right.event if right is not None else None
         seq = record.seq if record is not None else streams[blamed].ahead[0].seq
         whose = f"as on rank {streams[usual].audit.rank} at seq {right.seq if right is not None else '-'}"
-        self._say(streams[blamed].audit.rank, event, (seq,), in_words(record), f"{in_words(right)}, {whose}")
+        there = None if right is None else right.event
+        fact = Apart(None if record is None else record.event, there, order=False)
+        self._say(streams[blamed].audit.rank, event, (seq,), in_words(record), f"{in_words(right)}, {whose}", fact)

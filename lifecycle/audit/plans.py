@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lifecycle.audit.account import Account
+from lifecycle.audit.facts import LeftOut
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, text
 from lifecycle.audit.moves import step
 from lifecycle.audit.stops import check_cut, check_hit, check_promises, hole, is_known_to_fail
 from lifecycle.events import Capped, Event, HitResolved, PlanAgreed
+from lifecycle.layout import TrailingPages
 from lifecycle.policies import Pressure
 from lifecycle.ranges import Range
 from lifecycle.reasons import Reason
@@ -46,11 +48,23 @@ def _planned(ledger: Ledger, account: Account, seq: int, event: PlanAgreed) -> N
     if event.reserved != reserved or list(event.left_out) != left_out:
         what = f"{_pages(event.reserved)} reserved, {', '.join(event.left_out) or 'nothing'} left out"
         right = f"{_pages(reserved)}, {', '.join(left_out) or 'nothing'} left out"
-        ledger.say(Law.PLAN, what, right, (seq,), account)
+        fact = _left_out(ledger, account, event, reserved)
+        ledger.say(Law.PLAN, what, right, (seq,), account, fact=fact)
     account.reserved = {pool: pages for pool, pages in event.reserved.items() if pool in ledger.own_set}
     for pool, (lo, hi) in account.reserved.items():
         ledger.reserved_pages[pool] += hi - lo
         ledger.check_promise(pool, seq, account)
+
+
+def _left_out(ledger: Ledger, account: Account, event: PlanAgreed, reserved: Mapping[str, Range]) -> LeftOut | None:
+    """Return what is left out of a plan against the rule, if that is all that is wrong with it."""
+    kept = {pool: pages for pool, pages in reserved.items() if pool not in event.left_out}
+    names = tuple(pool.name for group in ledger.layout.groups if group[0].name not in kept for pool in group)
+    if event.reserved != kept or event.left_out != names:
+        return None
+    coverages = [ledger.layout.pool(pool).coverage for pool in reserved if pool not in kept]
+    windows = [each.window_pages if isinstance(each, TrailingPages) else 0 for each in coverages]
+    return LeftOut(account.end_page - account.start_page, min(windows))
 
 
 def _check_lengths(ledger: Ledger, account: Account, seq: int, event: PlanAgreed) -> None:

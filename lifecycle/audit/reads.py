@@ -5,6 +5,7 @@ from typing import Any
 
 from lifecycle import ranges as r
 from lifecycle.audit.account import Account, Held, size
+from lifecycle.audit.facts import LateClaim
 from lifecycle.audit.lateness import check_answered_in_time, check_in_time
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, is_range, text
@@ -57,7 +58,7 @@ def _reserved(ledger: Ledger, account: Account, seq: int, event: HostReserved) -
 
 def _claimed(ledger: Ledger, account: Account, seq: int, event: ReadClaimed) -> None:
     held = ledger.held(account, seq, event.pool, "ReadClaimed")
-    found_late = account.withdrawn == seq - 1
+    found_late = account.withdrawn == seq - 1 and not ledger.terms.observed
 
     def say(what: str, right: str) -> None:
         ledger.say(Law.CLAIM, what, right, (seq,), account)
@@ -67,7 +68,8 @@ def _claimed(ledger: Ledger, account: Account, seq: int, event: ReadClaimed) -> 
     elif account.state is not State.TRANSFERRING:
         end = max(account.marks.values())
         right = "none but those found claimed at the withdrawal, directly after the end"
-        ledger.say(Law.CLAIM, f"a read was claimed while it is {account.state}", right, (end, seq), account)
+        what = f"a read was claimed while it is {account.state}"
+        ledger.say(Law.CLAIM, what, right, (end, seq), account, fact=_late_claim(held, event))
     elif event.pages[0] >= account.ceiling_page < account.plan_page:
         say(f"a read of {text(event.pages)} was claimed", f"none from page {account.ceiling_page} on, the agreed cap")
     if held is None:
@@ -84,6 +86,14 @@ def _claimed(ledger: Ledger, account: Account, seq: int, event: ReadClaimed) -> 
         say(f"pages {r.text(again)} of {event.pool} were claimed a second time", "once")
     held.asked = r.union(held.asked, (event.pages,))
     held.claimed.append((event.pages, seq, ledger.now()))
+
+
+def _late_claim(held: Held | None, event: ReadClaimed) -> LateClaim | None:
+    if held is None:
+        return None
+    held.late_claims += 1
+    next_page = held.asked[-1][1] if held.asked else held.reserved[0]
+    return LateClaim(event.pool, event.pages, next_page, held.late_claims)
 
 
 def _started(ledger: Ledger, account: Account, seq: int, event: TransferStarted) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 from lifecycle import ranges as r
 from lifecycle.audit.account import size
+from lifecycle.audit.facts import EvictedEarly
 from lifecycle.audit.laws import Law
 from lifecycle.audit.ledger import Ledger, text
-from lifecycle.audit.slots import FREE, LOCKED, LOCKED_TAINTED, NAMES, QUARANTINED, RESIDENT, TAINTED
+from lifecycle.audit.slots import FREE, LOCKED, LOCKED_TAINTED, NAMES, QUARANTINED, RESIDENT, TAINTED, Offence
 from lifecycle.events import Adopted, Event, Evicted, QuarantineAgreed, RoundDone
 from lifecycle.ranges import Range
 
@@ -43,8 +44,8 @@ def _evicted(ledger: Ledger, seq: int, event: Evicted) -> None:
         what = f"slots {r.text(gone)} of {pool} were evicted, of them quarantined {r.text(quarantined)}"
         ledger.say(Law.SLOTS, what, "each slot once, and only evicted ones quarantined", (seq,))
     offence = slots.check(event.slots, (RESIDENT, TAINTED))
-    law = Law.QUIESCENCE if offence is not None and offence[1] in (LOCKED, LOCKED_TAINTED) else Law.SLOTS
-    ledger.place(pool, offence, "evicted", seq, law)
+    if offence is not None:
+        _evicted_early(ledger, seq, event, offence)
     # Those that are quarantined leave first; what is then left among the evicted may not be tainted.
     if quarantined and (unsound := slots.move(event.quarantined, QUARANTINED, (TAINTED,))):
         what = f"slot {unsound[0]} of {pool} is quarantined as it is evicted, and it is {NAMES[unsound[1]]}"
@@ -56,6 +57,22 @@ def _evicted(ledger: Ledger, seq: int, event: Evicted) -> None:
         ledger.say(Law.QUIESCENCE, what, "quarantined, as a lost read may write it", (seq,))
     slots.put(gone, FREE)
     _less(ledger, seq, pool, event.pages)
+
+
+def _evicted_early(ledger: Ledger, seq: int, event: Evicted, offence: Offence) -> None:
+    """Say what is wrong with a slot that is evicted and not the index's alone; one that is not the index's at all first."""
+    pool = event.pool
+    worse = ledger.slots[pool].check(event.slots, (RESIDENT, TAINTED, LOCKED, LOCKED_TAINTED))
+    if worse is not None:
+        ledger.place(pool, worse, "evicted", seq, Law.SLOTS)
+        return
+    tainted = ledger.slots[pool].check(event.slots, (RESIDENT, TAINTED, LOCKED)) is not None
+    helds = [account.held[pool] for account in ledger.accounts.values() if pool in account.held]
+    written = any(
+        r.intersect(tuple(sorted(held.slots(r.union(held.busy(), held.lost)))), tuple(sorted(event.slots)))
+        for held in helds if held.runs
+    )  # fmt: skip
+    ledger.place(pool, offence, "evicted", seq, Law.QUIESCENCE, fact=EvictedEarly(written or tainted))
 
 
 def _less(ledger: Ledger, seq: int, pool: str, pages: int) -> None:

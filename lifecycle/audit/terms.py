@@ -53,6 +53,7 @@ class Terms:
     mask_capacity: int | None = None
     round_every_ticks: int | None = None
     lost_read_ns: int | None = None
+    observed: bool = False  # an engine of another make, of which only what it did is known
 
     def shared(self) -> Mapping[str, object]:
         """Return what must be the same on all ranks, by name."""
@@ -98,6 +99,7 @@ def terms_of(opened: LogOpened) -> Terms:
         opened.page_size_tokens, dict(opened.capacity_pages), dict(opened.budget_pages), _retry(policies),
         *_stop(policies), frozenset(opened.absent), opened.library, _optional(policies, "row_capacity"),
         _optional(policies, "mask_capacity"), _optional(policies, "round_every_ticks"), _lost_read_ns(policies),
+        "observed" in policies,
     )  # fmt: skip
 
 

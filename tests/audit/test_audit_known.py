@@ -15,11 +15,12 @@ def read_after_end(observed: bool) -> Tape:
     log = tape("aborted")
     if observed:
         log.change(LogOpened, new={"policies": {**log.get(LogOpened).policies, "observed": "sglang"}})
-    place = log.find(ReadEnded, prefetch=1)
     claims = [place for place in range(log.find(Discarded)) if type(log.events[place]) in (ReadClaimed, TransferStarted)]
     moved = [log.events.pop(at) for at in reversed(claims)][::-1]
-    place = log.find(ReadEnded, prefetch=1)
-    log.events[place:place] = [each for each in moved if type(each) is ReadClaimed]
+    first, *others = [each for each in moved if type(each) is ReadClaimed]
+    for each in others:  # one batch is read after the end, no more
+        log.drop(ReadEnded, prefetch=1, pages=each.pages)
+    log.events.insert(log.find(ReadEnded, prefetch=1), first)
     return log
 
 
@@ -40,7 +41,7 @@ def test_every_command_says_what_is_known(tmp_path: Path, capsys: pytest.Capture
     logs = folder(tmp_path, read_after_end(observed=True))
     assert main(["verify", logs]) == CLEAN
     said = capsys.readouterr().out
-    assert "known difference of SGLang, no violation: read_after_end, 2 times" in said
+    assert "known difference of SGLang, no violation: read_after_end, 1 time" in said
     assert said.endswith("no violations\n")
     assert main(["report", logs, "-o", str(tmp_path / "page.html")]) == CLEAN
     assert "no violation: read_after_end" in (tmp_path / "page.html").read_text()

@@ -24,6 +24,14 @@ class _Batch:
         self.sides: Flags = {}
 
 
+class _Here(threading.local):
+    """What this thread is about. Nothing, in the middle of a transfer that began before anybody looked."""
+
+    operation: Any = None
+    at = 0
+    batch: _Batch | None = None
+
+
 class Threads:
     """The hooks on the transfer threads' side of one controller."""
 
@@ -32,7 +40,7 @@ class Threads:
         self._page = page_size
         self.capture: Callable[[Any], None] | None = None  # notes the plan of an operation, if nobody has
         self._pools = pools
-        self._here = threading.local()
+        self._here = _Here()
         self.batched = False  # whether sidecars that ride on kv are read with it, batch by batch
 
     def attach(self, hooks: Hooks, controller: Any) -> dict[str, bool]:
@@ -72,7 +80,7 @@ class Threads:
     # --- kv ------------------------------------------------------------------------------------------------------------
 
     def _before_read(self, args: Args, kwargs: Kwargs) -> tuple[Any, int, int] | None:
-        if self.batched:
+        if self.batched or self._here.operation is None:
             return None
         at, count = self._here.at, len(args[1])
         self._here.at = at + count
@@ -81,7 +89,8 @@ class Threads:
 
     def _after_read(self, token: tuple[Any, int, int] | None, result: Any) -> None:
         if token is None:
-            self._here.batch.kv = int(result or 0)
+            if self._here.batch is not None:
+                self._here.batch.kv = int(result or 0)
             return
         operation, at, count = token
         completed = int(operation.completed_tokens)
@@ -89,6 +98,8 @@ class Threads:
         self._note("read", operation, at, count, completed, to_come)
 
     def _before_batch(self, args: Args, kwargs: Kwargs) -> Any:
+        if self._here.operation is None:
+            return None
         at, count = self._here.at, len(args[1])
         self._here.at = at + count
         self._here.batch = _Batch(at, count)
@@ -97,13 +108,15 @@ class Threads:
 
     def _after_batch(self, operation: Any, result: Any) -> None:
         batch, self._here.batch = self._here.batch, None
+        if batch is None:
+            return
         pages = batch.kv if batch.kv is not None else int(result or 0)
         self._note("read batch", operation, batch.at, batch.count, pages, batch.sides)
 
     # --- sidecars ------------------------------------------------------------------------------------------------------
 
     def _before_sides(self, args: Args, kwargs: Kwargs) -> Any:
-        operation = getattr(self._here, "operation", None)
+        operation = self._here.operation
         names = tuple(name for each in first(args, kwargs) if (name := name_of(each.name)) in self._pools)
         if operation is None or not names:
             return None

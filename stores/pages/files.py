@@ -28,8 +28,9 @@ from stores.pages.batches import Batches
 from stores.pages.files_judge import judge
 from stores.pages.folder import ShardFolder, read_whole
 from stores.pages.header import HEADER_BYTES, PageHeader
-from stores.pages.ledger import Ledger, PageId
+from stores.pages.ledger import Ledger
 from stores.pages.requests import check_buffers, check_keys, checked_page_bytes, page_bytes_of
+from stores.pages.room import make_room
 from stores.pages.tally import Tally
 
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
@@ -44,9 +45,10 @@ class FilePageStore:
     """A page store in the folder `root`, for one shard (`r0of2`, say) of one namespace. Thread-safe.
 
     Several processes may share a folder. `capacity_bytes` bounds the files of this shard, headers counted, that this
-    process wrote or found at start; pages being written come on top. The least recently used make room. With `verify`
-    off, the payload's checksum is neither checked nor returned. Batches of large pages are read with up to `helpers` more
-    threads, by default one for each further core, three at most. Raises `StoreError` if the folder cannot be used.
+    process wrote or found at start; pages being written come on top. The least recently used make room, by whichever
+    bounded process they were used. With `verify` off, the payload's checksum is neither checked nor returned. Batches of
+    large pages are read with up to `helpers` more threads, by default one for each further core, three at most. Raises
+    `StoreError` if the folder cannot be used, or a folder inside it is a link.
     """
 
     def __init__(
@@ -144,8 +146,8 @@ class FilePageStore:
 
     def _used(self, pool: str, key: str, fd: int) -> None:
         with self._lock:
-            self._ledger.touch((pool, key))
             now = self._next_use_ns()
+            self._ledger.touch((pool, key), now)
         try:
             os.utime(fd, ns=(now, now))  # so that the order survives a restart
         except OSError as error:
@@ -208,20 +210,13 @@ class FilePageStore:
         nbytes = HEADER_BYTES + self._page_bytes[pool]
         with self._lock:
             try:
-                self._make_room(done, (pool, key), nbytes)
+                make_room(self._ledger, self._folder, done, (pool, key), nbytes)
             except OSError:
                 self._folder.discard(temp)
                 raise
-            self._folder.publish(temp, self._folder.path(pool, key), self._next_use_ns())
-            self._ledger.put((pool, key), nbytes)
-
-    def _make_room(self, done: Counter[str], page: PageId | None = None, nbytes: int = 0) -> None:
-        while (victim := self._ledger.victim(page, nbytes)) is not None:
-            self._ledger.touch(victim)  # where it cannot be removed, the next write tries another one
-            with suppress(FileNotFoundError):
-                os.unlink(self._folder.path(*victim))
-            self._ledger.drop(victim)
-            done["evicted"] += 1
+            now = self._next_use_ns()
+            self._folder.publish(temp, self._folder.path(pool, key), now)
+            self._ledger.put((pool, key), nbytes, now)
 
     def delete(self, pool: str, keys: Sequence[str]) -> int:
         """Remove pages; return how many were there. Raises `StoreError` where a file cannot be removed."""
@@ -245,7 +240,7 @@ class FilePageStore:
     # --- the books ---
 
     def stats(self) -> dict[str, int]:
-        """Return what was done so far, counted by cause: `read.ok`, `read.corrupt.key`, `write.ENOSPC`, `evicted`."""
+        """Return what was done so far, counted by cause: `read.ok`, `read.corrupt.key`, `write.ENOSPC`, `evicted`, `spared`."""
         return self._tally.counts()
 
     @property
@@ -274,8 +269,8 @@ class FilePageStore:
         try:
             for at_ns, pool, key, nbytes in sorted(self._folder.pages()):  # by mtime: the order of use
                 self._used_at_ns = min(at_ns, time.time_ns() + _YEAR_NS)  # what a file says is not trusted
-                self._ledger.put((pool, key), nbytes)
-                self._make_room(done)
+                self._ledger.put((pool, key), nbytes, at_ns)
+                make_room(self._ledger, self._folder, done)
         except OSError as error:
             raise StoreError(f"cannot take stock of the pages in {self._folder.base}: {error}") from error
         self._tally.add(done)

@@ -109,6 +109,13 @@ class ShardFolder:
                         if stat.S_ISREG(found.st_mode) and entry.name[:2] == folder.name:
                             yield found.st_mtime_ns, pool.name, key, found.st_size
 
+    def dated_ns(self, pool: str, key: str) -> int:
+        """Return the date of a page's file; 0 where it is gone, or no file."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found = os.stat(self.path(pool, key), follow_symlinks=False)
+            return found.st_mtime_ns if stat.S_ISREG(found.st_mode) else 0
+        return 0
+
     def own_temps(self) -> list[str]:
         """Return the temporary files of this writer."""
         return [entry.name for entry in _entries(self._temp) if entry.name.startswith(self._token)]

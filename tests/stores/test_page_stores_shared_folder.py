@@ -107,12 +107,23 @@ def test_capacity_bounds_each_process_and_not_the_folder(tmp_path: Path, one: Pr
     assert one.used_bytes == ROOM
 
 
-def test_a_page_that_one_uses_may_make_room_for_another(tmp_path: Path, one: Process) -> None:
-    """Each process knows its own order of use only: the other's loss is a miss, and the page is written again, not garbled."""
+def test_a_page_that_another_process_has_used_since_is_spared(tmp_path: Path, one: Process) -> None:
+    """The order of use is that of the files: what one reads again and again does not make room for what two writes."""
+    assert one.tell("write 0 1") == ["True", "True"]
+    with process(tmp_path) as two:
+        assert two.used_bytes == ROOM // 2  # found at start, so that they are among what may go
+        for page in range(8, 15):
+            assert one.tell("read 0") == ["same"]
+            assert two.tell(f"write {page}") == ["True"]
+        assert two.used_bytes == ROOM
+    assert files(tmp_path) == {KEYS[page] for page in (0, 12, 13, 14)}
+    assert one.tell("read 0 1") == ["same", "missing"]
+
+
+def test_what_another_process_has_dropped_is_a_miss_and_is_written_again(tmp_path: Path, one: Process) -> None:
+    """A page that one has not used for longer than two has written makes room, and is not counted any more."""
     assert one.tell("write 0") == ["True"]
     with process(tmp_path) as two:
-        assert two.used_bytes == ROOM // 4  # found at start, so that it is among what may go
-        assert one.tell("read 0") == ["same"]
         assert two.tell("write 8 9 10 11") == ["True"] * 4
     assert one.tell("read 0") == ["missing"]
     assert one.used_bytes == 0

@@ -4,7 +4,21 @@
     .venv-sglang/bin/python tests/sglang/agreement.py --cases 1000 --ranks 2  over Gloo
 
 Compared are the pages that the tree holds at the end, the pages that are neither free nor were taken before, the locks, the
-occupancy, and the tokens that the request is credited with.
+occupancy, and the tokens that the request is credited with. Not compared is how they come about: which reads are made
+(sidecars count as read here only where the original read them), reasons to stop, collectives, when slots are free, who is
+served.
+
+The cases are of one prefetch. Left out of what is drawn is what is known to differ, by the rows of the table in
+lifecycle/docs/sglang.md:
+- a hit that is shorter than the window, and a span that is (`window_left_out`);
+- host pressure, with a window that is not in L3 at the shorter length;
+- the limit on tokens in flight (`limit_overshot`): there is none here;
+- a prefetch aborted, or its limit running out, while a sidecar is read: cuts come between and in reads of kv only;
+- the same request again while in flight;
+- what takes a second prefetch, or a tree with something to evict: evictions under host pressure, `no_budget`,
+  `unlocked_early`, `freed_apart`.
+Pages that arrive meanwhile come only where no other pool has slots of its own. With two ranks nothing is cut in the middle of a
+read (point "reading"): a rank with fewer reads never comes there, and the other would wait for it.
 """
 
 import argparse

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("sglang.srt", reason="needs SGLang (tests/sglang/setup.sh)")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    import agreement
     from agreement import compare, run_cases, run_ranks
     from cases import Case, run_original, run_ours
 
 from lifecycle import coverage
+from lifecycle.layout import KV
 
 pytestmark = [pytest.mark.sglang, pytest.mark.filterwarnings("ignore")]
 CASES = int(os.environ.get("SGLANG_CASES", "400"))
@@ -58,22 +58,30 @@ def test_random_cases_agree_over_two_ranks() -> None:
     assert differences == []
 
 
-def test_a_broken_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the rule forgot the sidecars, the comparison would say so."""
-    right = coverage.outcome
+def _forgets_a_page(rule):  # type: ignore[no-untyped-def]
+    """Return the outcome rule that publishes a page less than was agreed, wherever it publishes a part."""
 
     def wrong(layout, degrade, start, plan, left_out, agreed):  # type: ignore[no-untyped-def]
-        return right(layout, degrade, start, plan, left_out, {pool: max(agreed.values()) for pool in agreed})
+        less = {pool: max(start, end - 1) for pool, end in agreed.items()} if agreed[KV] < plan else agreed
+        return rule(layout, degrade, start, plan, left_out, less)
 
-    monkeypatch.setattr("lifecycle.decide.coverage.outcome", wrong)
-    monkeypatch.setattr(agreement, "outcome_of", lambda ours: ("-",))
-    differ = 0
-    for number in range(40):
-        try:
-            differ += bool(run_cases(number, 1)[1])
-        except Exception:  # a plan that is not nested is refused before it can differ
-            differ += 1
-    assert differ > 0
+    return wrong
+
+
+def test_a_broken_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the rule forgot a page of what it clamps, the results would differ, and only there: nothing else is counted."""
+    clamped = case("kv_only", {"kv": "11111000"})
+    assert compare(clamped)[0].usable == compare(clamped)[1].usable == 5
+    right, _ = run_cases(0, 60)
+    with monkeypatch.context() as broken:
+        broken.setattr("lifecycle.decide.coverage.outcome", _forgets_a_page(coverage.outcome))
+        theirs, ours, end = compare(clamped)
+        assert (theirs.usable, ours.usable, end) == (5, 4, ("clamped",))
+        ends, differences = run_cases(0, 60)
+    assert sum(ends.values()) == sum(right.values()) == 60, "every case has run to its end"
+    assert differences
+    assert all("SGLang Result(usable=" in line and "ours   Result(usable=" in line for line in differences)
+    assert run_cases(0, 60) == (right, [])
 
 
 @pytest.mark.parametrize("kind", ["unified", "hiradix"])
@@ -102,11 +110,26 @@ def test_all_or_nothing(layout: str, good: dict[str, str], kept: bool) -> None:
     assert any(held.values()) is kept
 
 
-@pytest.mark.parametrize("kind", ["unified", "hiradix"])
-def test_nothing_counts_after_termination(kind: str) -> None:
-    """What is read after the stop is not published and goes back once its read is over."""
-    cut = case("kv_only", {"kv": "1" * 10}, kind, stop="best_effort", point="reading", batch=1)
-    assert both(cut) == (4, {"kv": 4})
+@pytest.mark.parametrize(("kind", "layout", "usable", "held"), [
+    ("unified", "kv_only", 4, {"kv": 4}), ("hiradix", "kv_only", 4, {"kv": 4}),
+    ("unified", "dsa", 0, {"kv": 0}), ("hiradix", "dsa", 0, {"kv": 0}),
+    ("unified", "swa", 0, {"kv": 0, "swa": 0}), ("unified", "mamba", 0, {"kv": 0, "mamba": 0}),
+    ("unified", "deepseek_v4", 0, {"kv": 0, "swa": 0}),
+])  # fmt: skip
+@pytest.mark.parametrize("how", ["stop", "abort"])
+def test_nothing_is_read_or_counts_after_termination(
+    kind: str, layout: str, usable: int, held: dict[str, int], how: str
+) -> None:
+    """Stopped in the second of three reads: the third is not made, no sidecar is read; what came is published or goes back."""
+    cut = case(layout, {"kv": "1" * 10}, kind, stop="best_effort", point="reading", batch=1, how=how)
+    theirs, reads = run_original(cut)
+    assert reads == ["kv", "kv"]
+    mine, ours = run_ours(cut, reads)
+    assert ours.store.batches == 2
+    assert mine == theirs
+    if how == "abort":
+        usable, held = 0, dict.fromkeys(held, 0)
+    assert (mine.usable, mine.held, mine.locks, mine.occupied_tokens) == (usable, held, 0, 0)
 
 
 def test_one_packed_min() -> None:

@@ -6,11 +6,14 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import structlog
+import torch
 
 pytest.importorskip("sglang.srt", reason="needs SGLang (tests/sglang/setup.sh)")
 with warnings.catch_warnings():
@@ -27,6 +30,7 @@ from lifecycle.adapters.sglang import shadow
 from lifecycle.audit import verify_log
 from lifecycle.audit.cli import main
 from lifecycle.codec import encode
+from lifecycle.events import Committed, Declined, Issued
 from stores.events import MemoryEventLog
 
 pytestmark = [pytest.mark.sglang, pytest.mark.filterwarnings("ignore")]
@@ -87,15 +91,49 @@ def one_prefetch(world: World, good: dict[str, list[bool]], hit_pages: int = 8) 
     return int(world.cache.pop_prefetch_loaded_tokens("r"))
 
 
-def test_exceptions_of_the_cache_come_through() -> None:
-    """What a method raises is raised, and is no failure of the shadow's."""
-    world = originals.unified("kv_only", {"kv": 40})
-    shadow(world.cache, MemoryEventLog())
-    with pytest.raises(TypeError):
-        world.cache.check_prefetch_progress()
-    with pytest.raises(KeyError):
-        world.cache.prefetch_from_storage("r", -77, tokens_of(1, 8), None)
-    assert one_prefetch(originals.unified("kv_only", {"kv": 40}), {"kv": [True] * 8}) == 32
+NO_SENSE: dict[str, tuple[type[Exception], Callable[[Any], object]]] = {
+    "a check of nothing": (TypeError, lambda cache: cache.check_prefetch_progress()),
+    "a check of what no request is": (TypeError, lambda cache: cache.check_prefetch_progress([])),
+    "an abort of nothing": (TypeError, lambda cache: cache.release_aborted_request()),
+    "an issue of nothing": (TypeError, lambda cache: cache.prefetch_from_storage()),
+    "an anchor that is none": (KeyError, lambda cache: cache.prefetch_from_storage("r", -77, tokens_of(1, 8), None)),
+    "tokens of nothing": (TypeError, lambda cache: cache.pop_prefetch_loaded_tokens()),
+}
+
+
+@pytest.mark.parametrize("call", NO_SENSE)
+def test_exceptions_of_the_cache_come_through(call: str) -> None:
+    """What a method raises is raised, and is no failure of the shadow's: it stays, and tells the next prefetch whole."""
+    world, log = originals.unified("kv_only", {"kv": 40}), MemoryEventLog()
+    watch = shadow(world.cache, log)
+    raised, refused = NO_SENSE[call]
+    with pytest.raises(raised):
+        refused(world.cache)
+    assert one_prefetch(world, {"kv": [True] * 8}) == 32
+    watch.catch_up()
+    assert watch.attached, watch.failure
+    kinds = [type(record.event) for record in log.records()]
+    assert (kinds.count(Issued), kinds.count(Committed), kinds.count(Declined)) == (1, 1, 0)
+    watch.detach()
+    assert not list(verify_log(log.records()))
+
+
+def test_a_free_that_the_pool_refuses_is_none() -> None:
+    """A pool that raises has freed nothing: the log does not say that it did."""
+    world, log = originals.unified("kv_only", {"kv": 40}), MemoryEventLog()
+    free = world.pools["kv"].free
+
+    def refuses(indices: Any) -> Any:
+        raise RuntimeError("these slots are free")
+
+    world.pools["kv"].free = refuses
+    watch = shadow(world.cache, log)
+    with pytest.raises(RuntimeError):
+        world.pools["kv"].free(torch.arange(4))
+    watch.detach()
+    world.pools["kv"].free = free
+    assert watch.failure is None
+    assert not [each for record in log.records() if "slots" in (each := type(record.event).__name__.lower()) or "freed" in each]
 
 
 def test_when_recording_fails_it_says_so_once_and_gets_out_of_the_way() -> None:
@@ -261,7 +299,10 @@ def test_the_newest_version_is_followed_and_what_is_not_is_named() -> None:
         if name != "where":
             assert (each["said"], each["known"], each["open"], each["occupied"]) == ([], {}, 0, 0), name
             assert each["served"] == ([[loaded[name], [[0, loaded[name], 1]]]] if loaded[name] else []), name
-            assert "what each rank brought to the agreement (only what came of it)" in each["unseen"]  # type: ignore[operator]
+            assert each["unseen"] == [
+                "what each rank brought to the agreement (only what came of it)",
+                "where pages came from that are served from device memory and have no host copy any more",
+            ], name
 
 
 class _Request:

@@ -41,27 +41,35 @@ class Hooks:
         self.live = True
         self.failure: Exception | None = None
 
-    def around(self, owner: Any, name: str, before: Before, after: After) -> bool:
+    def around(self, owner: Any, name: str, before: Before, after: After, refused: After | None = None) -> bool:
         """Have `before(args, kwargs)` called ahead of a method and `after(token, result)` behind it; say whether it is there.
 
-        `token` is what `before` returned; `result` is None where the method raised. Neither can change what goes in or out.
+        `token` is what `before` returned. Where the method raised, `refused(token, None)` is called instead, by default
+        `after`. None can change what goes in or out. Where both `before` and the method raise, the call made no sense: the
+        engine hears of it, nothing is looked at, and the onlooker has not failed.
         """
+        behind_a_raise = after if refused is None else refused
 
         def standing_before(method: Method) -> Method:
             def wrapper(*args: Any, **kwargs: Any) -> Any:
                 if not self.live:
                     return method(*args, **kwargs)
-                token = None
+                token = missed = None
                 try:
                     token = before(args, kwargs)
+                except Passed:
+                    raise
                 except Exception as error:
-                    self._failed(error)
+                    missed = error
                 try:
                     result = method(*args, **kwargs)
                 except BaseException as raised:
-                    self._after_a_raise(raised, after, token, None)
+                    if missed is None:
+                        self._after_a_raise(raised, behind_a_raise, token)
                     raise
-                if self.live:
+                if missed is not None:
+                    self.fail(missed)
+                elif self.live:
                     try:
                         after(token, result)
                     except Exception as error:
@@ -89,15 +97,11 @@ class Hooks:
         return self._put(owner, name, standing_before)
 
     def behind(self, owner: Any, name: str, after: Behind) -> bool:
-        """Have `after(args, kwargs, result)` called behind a method, `result` None where it raised; say whether it is there."""
+        """Have `after(args, kwargs, result)` called behind a method that did not raise; say whether it is there."""
 
         def standing_before(method: Method) -> Method:
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    result = method(*args, **kwargs)
-                except BaseException as raised:
-                    self._after_a_raise(raised, after, args, kwargs, None)
-                    raise
+                result = method(*args, **kwargs)
                 if self.live:
                     try:
                         after(args, kwargs, result)
@@ -118,12 +122,12 @@ class Hooks:
         setattr(owner, name, wrapper)
         return True
 
-    def _after_a_raise(self, raised: BaseException, after: Callable[..., None], *facts: Any) -> None:
+    def _after_a_raise(self, raised: BaseException, after: After, token: Any) -> None:
         """Look on behind a method that raised. What is raised on purpose becomes a note on that: it never takes its place."""
         if not self.live:
             return
         try:
-            after(*facts)
+            after(token, None)
         except Passed as error:
             raised.add_note(str(error))
         except Exception as error:  # as in `_failed`

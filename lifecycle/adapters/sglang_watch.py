@@ -43,7 +43,7 @@ class Watch:
         """Put the hooks on; return what can be seen, in words."""
         tree, controller, ends = self._tree, self._controller, self._ends
         around, behind = hooks.around, hooks.behind
-        around(tree, "prefetch_from_storage", self._before_issue, self._after_issue)
+        around(tree, "prefetch_from_storage", self._before_issue, self._after_issue, self._issue_refused)
         around(tree, "check_prefetch_progress", ends.before("check"), ends.after)
         around(tree, "release_aborted_request", ends.before("abort"), ends.after)
         around(tree, "_drain_storage_control_queues_impl", self._before_drain, self._after_drain)
@@ -77,8 +77,21 @@ class Watch:
 
     def _before_issue(self, args: Args, kwargs: Kwargs) -> _Issue:
         key = args[0] if args else first(args, kwargs)
+        issue = args, kwargs, key, self._tree.ongoing_prefetch.get(key), self._controller.prefetch_tokens_occupied
         self._scopes.append(_ISSUE)
-        return args, kwargs, key, self._tree.ongoing_prefetch.get(key), self._controller.prefetch_tokens_occupied
+        return issue
+
+    def _issue_refused(self, issue: _Issue, result: None) -> None:
+        """Note nothing of a call that raised and began nothing: it was not declined, either."""
+        _, _, key, before, _ = issue
+        entry = self._tree.ongoing_prefetch.get(key)
+        if entry is not None and entry is not before:
+            self._after_issue(issue, result)
+            return
+        self._scopes.pop()
+        self._notes.adopt_but(())
+        if self._notes.over is not None:
+            self._notes.over()
 
     def _after_issue(self, issue: _Issue, result: object) -> None:
         notes, tree = self._notes, self._tree

@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 
 from lifecycle.policies import Policies, WaitComplete
+from lifecycle.runtime import ticks
+from lifecycle.runtime.rank import Rank
 from lifecycle.runtime.sockets import HostTransport
 from lifecycle.runtime.transport import TorchTransport
 from lifecycle.states import State
@@ -111,18 +113,18 @@ def ready_at_once(world: World, count: int, turns: int, over: str) -> list[list[
     transport = Timed(agreeing, transport_of(over))
     policies = Policies(stop=WaitComplete(), row_capacity=max(64, count), limit_tokens=1 << 30)
     part = Part("dsa", policies, capacity=(turns + 2) * count * PAGES, transport=transport)
-    rank, ticks = part.coordinator._rank, part.coordinator._ticks
+    rank = part.coordinator._rank
     for name in ("build", "header", "rows", "masks_after", "read"):
         agreeing.wrap(rank.agreement, name)
-    drain = ticks._drain
+    drain = ticks.drain
     in_step = [False]
 
-    def drain_then_meet() -> None:
-        drain()
+    def drain_then_meet(rank: Rank) -> None:
+        drain(rank)
         if in_step[0]:
             dist.barrier()  # what the ranks agree on starts in step, as the baseline does
 
-    ticks._drain = drain_then_meet  # type: ignore[method-assign]
+    ticks.drain = drain_then_meet  # this process has one rank
     out = []
     for turn in range(turns + 2):
         ids = fill(part, turn, count)

@@ -67,7 +67,7 @@ def test_a_verdict_is_that_of_the_ratio(theirs: float, met: bool) -> None:
 
 
 def test_the_command_prints_every_goal(tmp_path: Path) -> None:
-    """Benchmarks run quickly: their goals have figures, all others have a line. Sync reaches into a rank, so that it runs, too."""
+    """Benchmarks run quickly, also the one that reaches into a rank: their goals have figures, all others have a line."""
     only = [word for bench in QUICK for word in ("--only", bench)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.benchmarks", "--quick", "--json", *only],

@@ -70,7 +70,12 @@ class SlotRegion:
             raise ConfigError(f"cannot declare host memory: a room of {room} bytes in rows of {memory.shape[1]} leaves no page")
 
     def heads(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return the last `nbytes` of every room, shape [slots, nbytes]: what lies right before the pages."""
+        """Return the last `nbytes` of every room, shape [slots, nbytes]: what lies right before the pages.
+
+        Raises `ConfigError` for more than the room has.
+        """
+        if not 0 <= nbytes <= self.header_room_bytes:
+            raise ConfigError(f"cannot take {nbytes} bytes of rooms of {self.header_room_bytes} (declare more room)")
         return self.memory[:, self.header_room_bytes - nbytes : self.header_room_bytes]
 
     @property

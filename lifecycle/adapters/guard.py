@@ -3,6 +3,7 @@
 What SGLang does otherwise by design (see lifecycle/docs/sglang.md) is counted apart, under its name, and never raised.
 """
 
+import sys
 from collections import Counter, OrderedDict, deque
 from typing import Any
 
@@ -105,12 +106,16 @@ class Guard(Shadow):
             raise GuardViolation(violation, story, more)
 
     def catch_up(self) -> None:
+        """Wait until all that was seen is told; a guard that raises raises what was found in it."""
         super().catch_up()
         self._raise()
 
     def detach(self) -> None:
+        """Take everything off; what is found only now is raised behind it, unless another exception is on its way."""
         super().detach()
-        self._raise()
+        if sys.exception() is None:
+            self._raise()
+        self._pending.clear()
 
 
 class _Stories:

@@ -129,7 +129,7 @@ class Ends:
                 if scope.kind == "check" and id(operation) not in self._wanted:
                     self._wanted.add(id(operation))
                     self._note((self._teller.wanted, _now_ns(), operation))
-                if scope.frees:
+                if scope.frees or scope.unlocks:
                     self._end(scope, operation, still=True)
         elif scope.kind == "abort":
             self._note((self._teller.finished, _now_ns(), scope.key))

@@ -116,13 +116,14 @@ class Teller:
         self, call: Call, outer: str, still: bool, loaded: int, returned: int, completed_tokens: int,
         counted: Mapping[Any, int] | None, policy: str, hit_tokens: int | None,
     ) -> None:  # fmt: skip
-        """A call is over in which a prefetch ended, or (`still`) freed something and goes on; `outer` is what called it.
+        """A call is over in which a prefetch ended, or (`still`) freed or unlocked something and goes on.
 
-        `hit_tokens`: what all ranks shared of one that was revoked as its pages were to be given out.
+        `outer` is what called it; `hit_tokens`: what all ranks shared of one that was revoked as it was to get its pages.
         """
         seen = self._seen(call.operation)
-        if seen is not None and not seen.ended and not still:
+        if seen is not None and not seen.ended:
             seen.unlocks += call.unlocks
+        if seen is not None and not seen.ended and not still:
             if call.inserted is not None:
                 offered, there, dropped = call.inserted
                 seen.inserted = (len(offered), int(there), bool(dropped))

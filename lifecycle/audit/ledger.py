@@ -146,7 +146,7 @@ class Ledger:
         budget, over = self.terms.budget_pages[pool], self.over_budget(pool)
         if over > 0:
             right = f"at most {budget} of {pool} promised in all"
-            fact = Overpromised(over, self._returned(pool))
+            fact = Overpromised(over, self._returned(pool)) if self.terms.observed else None  # no difference of ours is known
             self.say(Law.BALANCE, f"{over} pages of {pool} too many are promised", right, (seq,), of, request, fact)
         agreed, lost = self.quarantined_pages[pool], self.lost_pages[pool]
         if agreed < lost:

@@ -55,10 +55,10 @@ def comes(ledger: Ledger, seq: int, request: str, attempt: int) -> None:
 def check_superseded(ledger: Ledger, seq: int, request: str) -> None:
     """Say that no newer attempt came after a wait that one had ended.
 
-    An index that refuses to lock keeps it out, and no event says so; but then this rank's next round fails, so that at most
-    one that was on its way is done after it. Of a rank that is alone it is not known.
+    In 0.1.0 an index that refused to lock kept it out, and no event said so; but then this rank's next round failed, so that
+    at most those that were on their way were done after it. Of a rank that is alone it is not known.
     """
-    known, rounds = ledger.waits.superseded.pop(request, None), ledger.rounds
-    if known is not None and ledger.terms.ranks > 1 and len(rounds) > 1 and rounds[-2][0] > known[1]:
+    known, rounds, done = ledger.waits.superseded.pop(request, None), ledger.rounds, 2 + ledger.terms.lag_ticks
+    if known is not None and ledger.terms.ranks > 1 and len(rounds) >= done and rounds[-done][0] > known[1]:
         what = f"the wait of attempt {known[0]} was over as {Reason.SUPERSEDED}, and no newer one came"
         ledger.say(Law.WAITING, what, f"an attempt above {known[0]} is issued or declined next", (known[1], seq), None, request)

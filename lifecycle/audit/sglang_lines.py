@@ -27,7 +27,7 @@ _LABEL = re.compile(r"(?:^|\s)((?:(?:DP|TP|PP|EP|CP)\d+ ?)+) *$")
 _LOGGER = re.compile(r"(?:(?:DEBUG|INFO|WARNING|ERROR)[: ] *)?(?:[\w./]+\.py:\d+[: ] *)?")
 _FIELD = re.compile(r" ([a-z_]+)=(-?\d{1,18}|None)(?=\s|$)")
 _POOLS = re.compile(r"'(\w{1,64})': (\d{1,18})")
-_CUT = re.compile(r"(?: \S*=|(?<= request )|(?<= page ))[^\s.]*$")
+_CUT = re.compile(r"(?: [^\s=]*=|(?<= request )|(?<= page ))[^\s.]*$")
 _KNOWN = re.compile(r"HiCache prefetch |HiCache hybrid prefetch |Revoking prefetch |Prefetch(?:ing)? ")
 
 Match = re.Match[str]
@@ -85,8 +85,8 @@ PATTERNS: tuple[tuple[re.Pattern[str], Callable[[Match], tuple[str, str | None, 
     (re.compile(r"HiCache prefetch transfer failed for request (\S+)"), lambda m: ("transfer_failed", m[1], "0.5.23", {})),
     (re.compile(r"Revoking prefetch for request (.+?) due to (?:insufficient hits \((\d{1,18})\)|host memory allocation fail)"),
      _revoked),
-    (re.compile(r"Prefetching (\d{1,18}) pages for request (.+?)\.?\s*$"),
-     lambda m: ("started", m[2], "", {"pages": int(m[1])})),
+    (re.compile(r"Prefetching (\d{1,18}) pages for request (.+)"),
+     lambda m: ("started", m[2].rstrip().removesuffix("."), "", {"pages": int(m[1])})),
     (re.compile(r"Prefetch operation (.+?) failed to retrieve page (\S+?)\.?\s*$"),
      lambda m: ("page_missed", m[1], "", {"key": m[2][:256]})),
     (re.compile(rf"Prefetch operation (.+?) bytes: {_NUMBER}MB, alloc time: {_NUMBER}s, io time: {_NUMBER}s"), _io),

@@ -1,4 +1,4 @@
-"""Where each host slot of one pool is, as the log says: one byte a slot, moved in runs."""
+"""Where each host slot of one pool is, as the log says: one byte a slot up to the last one named, moved in runs."""
 
 from collections.abc import Sequence
 
@@ -34,12 +34,18 @@ class PoolSlots:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.blind = False
-        self._at = bytearray(capacity)  # zeroed by the system where it is touched
+        self._at = bytearray()  # as far as slots were named: a header may claim any number, and all are free at first
 
     def forget(self) -> None:
         """Note that events were lost: every slot may be anywhere."""
-        self._at = bytearray(self.capacity)
+        self._at = bytearray()
         self.blind = True
+
+    def _reach(self, stop: int) -> None:
+        """Have a byte for every slot below `stop`."""
+        short = stop - len(self._at)
+        if short > 0:
+            self._at += bytes(max(short, min(len(self._at), self.capacity - len(self._at))))
 
     def outside(self, runs: Sequence[Range]) -> Range | None:
         """Return the first run that is not one within the pool, if there is one."""
@@ -51,7 +57,7 @@ class PoolSlots:
 
     def count(self, place: int) -> int:
         """Return how many slots are at a place."""
-        return self._at.count(place)
+        return self._at.count(place) + (self.capacity - len(self._at) if place == FREE else 0)
 
     def move(self, runs: Sequence[Range], place: int, allowed: Sequence[int]) -> Offence | None:
         """Move slots; return the first that was in none of the `allowed` places when its turn came."""
@@ -68,6 +74,7 @@ class PoolSlots:
     def check(self, runs: Sequence[Range], allowed: Sequence[int]) -> Offence | None:
         """Return the first slot that is in none of the `allowed` places."""
         for lo, hi in runs:
+            self._reach(hi)
             if self._at.count(allowed[0], lo, hi) != hi - lo and (offence := self._offence(lo, hi, allowed)):
                 return offence
         return None
@@ -76,6 +83,7 @@ class PoolSlots:
         """Return whether runs that ascend and do not overlap are at a place, every slot of them."""
         at = 0
         for lo, hi in runs:
+            self._reach(hi)
             if lo < at or self._at.count(place, lo, hi) != hi - lo:
                 return False
             at = hi
@@ -84,10 +92,12 @@ class PoolSlots:
     def put(self, runs: Sequence[Range], place: int) -> None:
         """Move slots from wherever they are."""
         for lo, hi in runs:
+            self._reach(hi)
             self._at[lo:hi] = bytes((place,)) * (hi - lo)
 
     def first(self, run: Range, place: int) -> int | None:
         """Return the first slot of a run that is at a place."""
+        self._reach(run[1])
         slot = self._at.find(place, *run)
         return None if slot < 0 else slot
 
@@ -101,6 +111,7 @@ class PoolSlots:
 
     def _translate(self, runs: Sequence[Range], table: bytes) -> None:
         for lo, hi in runs:
+            self._reach(hi)
             self._at[lo:hi] = self._at[lo:hi].translate(table)
 
     def _offence(self, lo: int, hi: int, allowed: Sequence[int]) -> Offence | None:

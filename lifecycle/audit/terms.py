@@ -9,7 +9,7 @@ from lifecycle.events import LogOpened
 from lifecycle.layout import Layout
 from lifecycle.policies import MOST_S, NS_PER_S, STOP_POLICIES, OnShortfall, Pressure, Timeout
 
-MOST_SLOTS = 2**31 - 1  # slot numbers are int32
+MOST_SLOTS = 2**28  # of all pools: each may take a byte; 16 TiB of host memory in pages of 64 KiB
 MOST_POOLS = 64
 
 
@@ -83,8 +83,8 @@ def terms_of(opened: LogOpened) -> Terms:
         if set(pages) != own:
             raise BadHeader(f"cannot check this log: {what} has {sorted(pages)}, the pools with slots are {sorted(own)}")
     for pool, capacity in opened.capacity_pages.items():
-        if not 0 <= capacity <= MOST_SLOTS:
-            raise BadHeader(f"cannot check this log: pool {pool} has {capacity} slots, at most {MOST_SLOTS} can be")
+        if capacity < 0 or sum(opened.capacity_pages.values()) > MOST_SLOTS:
+            raise BadHeader(f"cannot check this log: {pool} has {capacity} slots; all pools can have at most {MOST_SLOTS}")
         if opened.budget_pages[pool] > capacity:
             raise BadHeader(f"cannot check this log: the budget of {pool}, the least of all ranks, is over its capacity")
     policies = opened.policies

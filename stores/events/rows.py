@@ -27,6 +27,7 @@ TABLE = """CREATE TABLE events (
 
 _BLOCK_BYTES = 1 << 13  # as in `lines`
 _BLOCK_ROWS = 64  # about as many
+_LAST_ROW = (1 << 63) - 1
 _PAGE_ROWS = 256  # per query, so that a slow reader does not keep the writer from emptying its WAL
 _SHORT_BYTES = 1 << 14  # a body of so many is short: a page of them is held at once
 
@@ -86,6 +87,8 @@ def _page_of_short(connection: sqlite3.Connection, row: int) -> list[object]:
 
     Without the ids a row costs half as much. What is left, and what cannot be read, is for the slow way.
     """
+    if row > _LAST_ROW - _PAGE_ROWS:  # no whole page of ids is left
+        return []
     longest = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _SHORT_BYTES)
     try:
         page = connection.execute("SELECT body FROM events WHERE id > ? AND id <= ? ORDER BY id", (row, row + _PAGE_ROWS))

@@ -56,12 +56,17 @@ def open_page_store(
 
 
 def header_room(store: PageStore, pools: Iterable[str]) -> dict[str, int]:
-    """Return the `header_room_bytes` of host memory into which this store reads fastest; empty where room is of no use."""
+    """Return the `header_room_bytes` of host memory into which this store reads fastest; empty where room is of no use.
+
+    Pass the store itself: of one that wraps another nothing is known.
+    """
     return dict.fromkeys(pools, HEADER_BYTES) if isinstance(store, MooncakePageStore) else {}
 
 
 def register_host_memory(store: PageStore, regions: Iterable[NDArray[np.generic] | SlotRegion]) -> None:
     """Tell a store that reads straight into host memory (Mooncake) where it lies; others need not know.
+
+    Pass the store itself, not one that wraps it.
 
     `regions` are `TorchHostMemory.regions()`, say, or contiguous arrays. They live until the store is closed.
     """

@@ -49,7 +49,8 @@ class WriteRetry:
 
 
 class Turn(NamedTuple):
-    """What a turn did, in pages of all pools: `written` and `refused` by the store, `held_back` as nothing before is stored.
+    """What a turn did, in pages of all pools: `written` and `refused` by the store, `held_back` as they rest, or
+    something before them rests or was refused.
 
     `lost` pages had been stored and were no longer there. `asked`: the store said what seems to be there.
     """

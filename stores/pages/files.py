@@ -45,10 +45,10 @@ class FilePageStore:
     """A page store in the folder `root`, for one shard (`r0of2`, say) of one namespace. Thread-safe.
 
     Several processes may share a folder. `capacity_bytes` bounds the files of this shard, headers counted, that this
-    process wrote or found at start; pages being written come on top. The least recently used make room, by whichever
-    bounded process they were used. With `verify` off, the payload's checksum is neither checked nor returned. Batches of
-    large pages are read with up to `helpers` more threads, by default one for each further core, three at most. Raises
-    `StoreError` if the folder cannot be used, or a folder inside it is a link.
+    process wrote or found at start; pages being written come on top. Those it used longest ago make room; one that another
+    bounded process has used since is passed over, once. With `verify` off, the payload's checksum is neither checked nor
+    returned. Batches of large pages are read with up to `helpers` more threads, by default one for each further core, three
+    at most. Raises `StoreError` if the folder cannot be used, or a folder inside it is a link.
     """
 
     def __init__(

@@ -12,7 +12,9 @@ from recorded import RECORDED, Player
 
 from lifecycle.adapters import guard as guard_module
 from lifecycle.adapters.guard import Guard, GuardViolation, guard
+from lifecycle.adapters.sglang import shadow
 from lifecycle.audit import verify_log
+from lifecycle.audit.laws import Law
 from lifecycle.events import AnyEvent
 from stores.events import MemoryEventLog
 
@@ -228,3 +230,38 @@ def test_what_is_found_at_the_detach_is_raised_behind_it() -> None:
     assert type(list(log.records())[-1].event).__name__ == "CoordinatorStopped"
     assert not watch.attached
     watch.detach()
+
+
+def test_what_the_engine_raised_is_not_replaced_at_the_detach() -> None:
+    """In a `finally` the engine's own exception goes on; what the detach found is in the books."""
+    player = Player(RECORDED["all there"])
+    log = MemoryEventLog()
+    watch = guard(player.tree, log, raises=True)
+    player.play()
+    issued = next(record.event for record in log.records() if type(record.event).__name__ == "Issued")
+    watch._emit(replace(issued, prefetch=2, request="s"))
+
+    def serve() -> None:
+        try:
+            raise KeyError("the engine's own")
+        finally:
+            watch.detach()
+
+    with structlog.testing.capture_logs(), pytest.raises(KeyError, match="the engine's own"):
+        serve()
+    assert sum(watch.counts.values()) > 0
+
+
+def test_an_anchor_that_is_unlocked_early_is_told() -> None:
+    """A check that unlocks the anchor and goes on does so once too often: the log has both, and the law is broken."""
+    case = copy.deepcopy(RECORDED["a window whole"])
+    calls = case["calls"]
+    at = next(place for place, call in enumerate(calls) if call["name"] == "check_prefetch_progress")
+    unlock = next(call for call in calls[at]["inside"] if call["name"] == "dec_host_lock_ref")
+    quiet = {"ahead": {}, "behind": {}}
+    early = copy.deepcopy({**calls[at], **quiet, "inside": [{**unlock, **quiet}], "result": False})
+    player, log = Player({**case, "calls": [*calls[:at], early, *calls[at:]]}), MemoryEventLog()
+    watch = shadow(player.tree, log)
+    player.play()
+    watch.detach()
+    assert [violation.law for violation in verify_log(log.records())] == [Law.EXACTLY_ONCE]

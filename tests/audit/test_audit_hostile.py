@@ -1,6 +1,9 @@
 """Logs that somebody made to do harm, and logs that are broken: a clear message, never a traceback, never markup."""
 
 import gzip
+import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -60,9 +63,7 @@ def call(command: str, logs: list[str], tmp_path: Path, request: str, json: bool
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_request_id_is_harmless(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, kind: str
-) -> None:
+def test_a_hostile_request_id_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, kind: str) -> None:
     """Nothing of an id reaches the terminal as a control character, the page as markup, or a line of its own."""
     request = HOSTILE[kind]
     logs = folder(tmp_path, renamed(request))
@@ -185,3 +186,24 @@ def test_an_empty_log_beside_others_is_named(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "rank1.jsonl").touch()
     assert main(["verify", str(tmp_path)]) == CLEAN
     assert f"note: {tmp_path / 'rank1.jsonl'} holds no event" in capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.mark.parametrize("capacity", [(1 << 28) - 16, (1 << 31) - 1])
+def test_a_header_cannot_claim_memory(tmp_path: Path, capacity: int) -> None:
+    """However many slots a header speaks of, memory is taken for those that the log names: within 64 MiB more than usual."""
+    log = tape("plain")
+    path = write(tmp_path / "rank0.jsonl", log.records())
+    data = Path(path).read_bytes()
+    usual = peak_kib(path)
+    Path(path).write_bytes(re.sub(rb'("capacity_pages":\{"kv":)\d+', rb"\g<1>%d" % capacity, data, count=1))
+    assert peak_kib(path) < usual + (64 << 10)
+
+
+def peak_kib(path: str) -> int:
+    """Return the peak of memory of a process that verifies a log."""
+    code = (
+        "import resource, sys; from lifecycle.audit.cli import main; main(['verify', sys.argv[1]]); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1])

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import stat
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import structlog
@@ -478,3 +479,15 @@ class TestReading:
         records = list(read_log(tmp_path / "a.jsonl"))
         assert [type(record.event) is EventsLost for record in records] == [False, True, False]
         assert seqs(records) == [0, 1, 2, 3, 4]
+
+
+def test_a_row_with_the_last_id_there_can_be_is_read(tmp_path: Path) -> None:
+    """An id beyond which no page of rows can be asked for ends the log, and nothing else."""
+    path = tmp_path / "rank0.sqlite"
+    log = SqliteEventLog(path)
+    for seq in range(3):
+        log.append(Record(seq, seq, RequestFinished(f"r{seq}")))
+    log.close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE events SET id = ? WHERE id = (SELECT MAX(id) FROM events)", ((1 << 63) - 1,))
+    assert [record.seq for record in read_log(path)] == [0, 1, 2]

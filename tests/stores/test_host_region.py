@@ -115,3 +115,11 @@ def test_a_room_is_taken_by_one_at_a_time() -> None:
     with pytest.raises(AssertionError, match=r"nobody has: \[6\]"):
         rooms.give_back([5, 6])
     assert rooms.taken == 2
+
+
+def test_more_than_the_room_cannot_be_taken() -> None:
+    """A header that is longer than the room is refused, not cut."""
+    region = roomy(room=64).regions()[0]
+    assert region.heads(64).shape == (8, 64)
+    with pytest.raises(ConfigError, match="256 bytes of rooms of 64"):
+        region.heads(256)

@@ -25,6 +25,14 @@ def leading_run(flags: Flags) -> int:
     return int(np.argmin(flags))
 
 
+def whole_windows(flags: Flags, window_pages: int) -> Flags:
+    """Return for which lengths, from 1 on, there is no hole in the last `window_pages` pages (of a shorter one, in any)."""
+    place = np.arange(1, len(flags) + 1)
+    last_hole = np.maximum.accumulate(np.where(flags, 0, place))
+    whole: Flags = place - last_hole >= np.minimum(place, window_pages)
+    return whole
+
+
 def restorable(layout: Layout, degrade: bool, present: Mapping[str, Flags]) -> Flags:
     """Return which lengths this rank could restore from pages that are `present` (per required pool, over the span)."""
     span_pages = len(present[KV])
@@ -35,9 +43,7 @@ def restorable(layout: Layout, degrade: bool, present: Mapping[str, Flags]) -> F
         if isinstance(pool.coverage, AllPages):
             reach = min(reach, leading_run(flags))
         else:
-            place = np.arange(1, span_pages + 1)
-            last_hole = np.maximum.accumulate(np.where(flags, 0, place))
-            lengths &= place - last_hole >= np.minimum(place, pool.coverage.window_pages)
+            lengths &= whole_windows(flags, pool.coverage.window_pages)
     lengths[reach:] = False
     return lengths
 

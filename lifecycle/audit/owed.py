@@ -56,7 +56,7 @@ def check_superseded(ledger: Ledger, seq: int, request: str) -> None:
     """Say that no newer attempt came after a wait that one had ended.
 
     In 0.1.0 an index that refused to lock kept it out, and no event said so; but then this rank's next round failed, so that
-    at most those that were on their way were done after it. Of a rank that is alone it is not known.
+    at most those that were on their way were done after it. Of a rank that is alone it is not known, nor with a lag above 1.
     """
     known, rounds, done = ledger.waits.superseded.pop(request, None), ledger.rounds, 2 + ledger.terms.lag_ticks
     if known is not None and ledger.terms.ranks > 1 and len(rounds) >= done and rounds[-done][0] > known[1]:

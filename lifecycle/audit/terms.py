@@ -82,9 +82,11 @@ def terms_of(opened: LogOpened) -> Terms:
     for what, pages in (("capacity_pages", opened.capacity_pages), ("budget_pages", opened.budget_pages)):
         if set(pages) != own:
             raise BadHeader(f"cannot check this log: {what} has {sorted(pages)}, the pools with slots are {sorted(own)}")
+    if sum(opened.capacity_pages.values()) > MOST_SLOTS:
+        raise BadHeader(f"cannot check this log: its pools have {sum(opened.capacity_pages.values())} slots, over {MOST_SLOTS}")
     for pool, capacity in opened.capacity_pages.items():
-        if capacity < 0 or sum(opened.capacity_pages.values()) > MOST_SLOTS:
-            raise BadHeader(f"cannot check this log: {pool} has {capacity} slots; all pools can have at most {MOST_SLOTS}")
+        if capacity < 0:
+            raise BadHeader(f"cannot check this log: pool {pool} has {capacity} slots")
         if opened.budget_pages[pool] > capacity:
             raise BadHeader(f"cannot check this log: the budget of {pool}, the least of all ranks, is over its capacity")
     policies = opened.policies

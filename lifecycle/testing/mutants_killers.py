@@ -73,7 +73,7 @@ NEAR: dict[str, tuple[str, ...]] = {
     "lifecycle/runtime/transfers.py": ("tests/runtime/test_time.py",),
     "stores/host_slots.py": ("tests/stores/test_host.py",),
     "stores/pages/header.py": _PAGES,
-    "stores/pages/mooncake_beliefs.py": ("tests/stores/test_page_stores_mooncake_codes.py",),
+    "stores/pages/beliefs.py": ("tests/stores/test_page_stores_mooncake_codes.py",),
     "stores/prefix_evict.py": _PREFIX,
     "stores/prefix_match.py": _PREFIX,
 }

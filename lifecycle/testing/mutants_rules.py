@@ -31,8 +31,7 @@ RULES: tuple[Mutant, ...] = (
         "The longest pool decides, not the shortest.",
     ),
     Mutant(
-        "window_one_short", "A", _COVERAGE, "np.minimum(place, pool.coverage.window_pages)",
-        "np.minimum(place, pool.coverage.window_pages - 1)",
+        "window_one_short", "A", _COVERAGE, "np.minimum(place, window_pages)", "np.minimum(place, window_pages - 1)",
         "A length counts as restorable though the first page of its trailing window is missing.",
     ),
     Mutant(

@@ -3,7 +3,7 @@
 from lifecycle.testing.mutants_plant import Mutant
 
 _MATCH = "stores/prefix_match.py"
-_BELIEFS = "stores/pages/mooncake_beliefs.py"
+_BELIEFS = "stores/pages/beliefs.py"
 
 STORES: tuple[Mutant, ...] = (
     Mutant(

@@ -16,7 +16,7 @@ from lifecycle.errors import ConfigError, StoreError
 from lifecycle.keys import KeyChain
 from lifecycle.layout import KV, AllPages, Layout
 from lifecycle.runtime.ports import PageStore
-from stores.pages.mooncake_beliefs import Beliefs
+from stores.pages.beliefs import Beliefs
 from stores.pages.write_rule import PageNumbers, due_pages
 
 _MOST_PAGES = 128  # in one call

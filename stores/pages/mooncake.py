@@ -21,8 +21,8 @@ from lifecycle.errors import IntegrityError, StoreError
 from lifecycle.keys import Namespace
 from lifecycle.runtime.ports import PageResult
 from stores.host_region import SlotRegion
+from stores.pages.beliefs import Beliefs
 from stores.pages.header import HEADER_BYTES
-from stores.pages.mooncake_beliefs import Beliefs
 from stores.pages.mooncake_engine import MAX_KEYS, NOTHING_REMOVED, RPC_FAIL, Address, Engine, write_failure
 from stores.pages.mooncake_judge import BAD_RESULT, RETRIED, UNREACHABLE, Answer, PoolPages
 from stores.pages.mooncake_reach import Reach

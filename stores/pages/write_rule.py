@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from lifecycle.coverage import Flags, leading_run, longest, restorable
+from lifecycle.coverage import Flags, leading_run, longest, restorable, whole_windows
 from lifecycle.errors import ConfigError
 from lifecycle.layout import Layout, Pool, TrailingPages
 
@@ -40,15 +40,13 @@ def due_pages(
 
 def _wanted(pool: Pool, lengths: Flags, reach: int, either: Flags) -> Flags:
     """Return which pages of the pool some restorable length needs."""
-    wanted = np.zeros(len(lengths), np.bool_)
-    if isinstance(pool.coverage, TrailingPages):
-        place = np.arange(1, len(lengths) + 1)
-        last_hole = np.maximum.accumulate(np.where(either, 0, place))
-        for end in np.flatnonzero(lengths & (place - last_hole >= np.minimum(place, pool.coverage.window_pages))) + 1:
-            wanted[slice(*pool.window(0, int(end)))] = True
-    else:
-        wanted[: min(reach, leading_run(either))] = True
-    return wanted
+    pages = np.arange(len(lengths))
+    if not isinstance(pool.coverage, TrailingPages):
+        return pages < min(reach, leading_run(either))
+    window_pages = pool.coverage.window_pages
+    ends = np.flatnonzero(lengths & whole_windows(either, window_pages)) + 1
+    following = np.append(ends, len(pages) + window_pages + 1)[np.searchsorted(ends, pages, side="right")]
+    return pages >= following - window_pages  # the first length that ends behind the page reaches back to it
 
 
 def _check(layout: Layout, there: Mapping[str, Flags], held: Mapping[str, Flags]) -> None:

@@ -9,7 +9,7 @@ from audit_stories import Tape, tape
 
 from lifecycle.audit.cli import main
 from lifecycle.codec import encode
-from lifecycle.events import Closed, PrefixServed, Record, RequestFinished
+from lifecycle.events import AnchorUnlocked, Closed, PrefixServed, Record, RequestFinished
 
 
 def write(path: Path, *logs: Iterable[Record]) -> str:
@@ -49,3 +49,15 @@ def served_clean() -> tuple[Tape, Tape]:
     for log in tapes:
         log.put(PrefixServed("a", 0, 8, ((0, 8, 1),)), RequestFinished, after=False, request="a")
     return tapes
+
+
+def renamed(request: str) -> Tape:
+    """Return a log at fault whose first request has this id."""
+    log = tape("plain")
+    log.events = [
+        msgspec.structs.replace(event, request=request) if getattr(event, "request", None) == "a" else event
+        for event in log.events
+    ]
+    log.double(AnchorUnlocked, prefetch=1)
+    log.put(PrefixServed(request, 0, 9, ((0, 9, 1),)), Closed, prefetch=1)
+    return log

@@ -5,13 +5,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import msgspec
 import pytest
-from audit_stories import tape
-from logs import folder
+from logs import folder, renamed
 
 from lifecycle.audit.cli import VIOLATED, main
-from lifecycle.events import AnchorUnlocked, Closed, PrefixServed
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), "")
 MARK = "ran-in-the-browser"
@@ -33,17 +30,10 @@ def opened(page: Path, home: Path) -> str:
 
 def test_nothing_of_a_log_runs_in_the_page(tmp_path: Path) -> None:
     """A request id full of markup is text in the browser: no script ran, no element came of it, the violation is shown."""
-    log = tape("plain")
-    log.events = [
-        msgspec.structs.replace(event, request=REQUEST) if getattr(event, "request", None) == "a" else event
-        for event in log.events
-    ]
-    log.double(AnchorUnlocked, prefetch=1)
-    log.put(PrefixServed(REQUEST, 0, 9, ((0, 9, 1),)), Closed, prefetch=1)
     logs = tmp_path / "logs"
     logs.mkdir()
     page = tmp_path / "page.html"
-    assert main(["report", folder(logs, log), "-o", str(page)]) == VIOLATED
+    assert main(["report", folder(logs, renamed(REQUEST)), "-o", str(page)]) == VIOLATED
     document = opened(page, tmp_path / "home")
     assert "<title>Prefetch audit</title>" in document
     assert not re.search(r"<(script|img|iframe|link)\b|<[^>]*\son\w+=", document)

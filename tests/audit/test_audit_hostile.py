@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from audit_stories import STORIES, Tape, run, tape
+from audit_stories import STORIES, run, tape
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from logs import folder, write
+from logs import folder, renamed, write
 
 from lifecycle.audit.cli import CLEAN, UNREADABLE, VIOLATED, main
 from lifecycle.codec import encode
-from lifecycle.events import AnchorUnlocked, Closed, Issued, PrefixServed
+from lifecycle.events import Issued
 
 HOSTILE = {
     "html": "<script>alert(1)</script><img src=x onerror=alert(1)>'\"&",
@@ -37,18 +37,6 @@ COMMANDS = {
     "trace": ["-o"],
     "report": ["-o"],
 }
-
-
-def renamed(request: str) -> Tape:
-    """Return a log at fault whose first request has this id."""
-    log = tape("plain")
-    log.events = [
-        msgspec.structs.replace(event, request=request) if getattr(event, "request", None) == "a" else event
-        for event in log.events
-    ]
-    log.double(AnchorUnlocked, prefetch=1)
-    log.put(PrefixServed(request, 0, 9, ((0, 9, 1),)), Closed, prefetch=1)
-    return log
 
 
 def call(command: str, logs: list[str], tmp_path: Path, request: str, json: bool = False) -> int:

@@ -288,3 +288,13 @@ def test_what_was_read_for_programs(tmp_path: Path, capsys: pytest.CaptureFixtur
     (read,) = json_of(capsys, "import-sglang", str(path), "-o", str(tmp_path / "out.jsonl"), status=CLEAN)
     expected = {"observations": 1, "lines": 2, "files": [str(path)], "unread": 1, "unread_at": [[str(path), 1]]}
     assert expected.items() <= read.items()
+
+
+@pytest.mark.parametrize("line", ["Prefetching 5 pages for request a{}b", "HiCache prefetch success req=a{}", " {}"])
+@pytest.mark.parametrize("filler", ["=", " ", ".", "a=1 "])
+def test_no_line_takes_time_that_grows_with_its_square(tmp_path: Path, line: str, filler: str) -> None:
+    """Forty lines of 64 KiB that clients can bring about are read; quadratic, they would outlast any test's limit."""
+    path = tmp_path / "server.log"
+    long = line.format(filler * ((1 << 16) // len(filler)))
+    path.write_text(f"{T} HiCache prefetch success req=cut compl\n" + success("a") + f"{T} {long}\n" * 40)
+    assert main(["import-sglang", str(path), "-o", str(tmp_path / "out")]) == CLEAN

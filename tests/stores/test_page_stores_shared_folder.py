@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 
 from lifecycle.keys import EMPTY_NAMESPACE, page_keys
 from stores.pages import FilePageStore
+from stores.pages.folder import ShardFolder
 from stores.pages.header import HEADER_BYTES
+from stores.pages.ledger import Ledger, PageId
+from stores.pages.room import make_room
 
 PAGE = {"kv": 4096}
 KEYS = page_keys(list(range(16)), 1)
@@ -138,3 +142,20 @@ def test_what_a_process_neither_wrote_nor_found_is_never_dropped_by_it(tmp_path:
         assert two.tell(f"write {page}") == ["True"]
     assert {KEYS[0], KEYS[1]} <= files(tmp_path)
     assert FilePageStore(tmp_path, PAGE, EMPTY_NAMESPACE, "r0of1").restorable(KEYS[:2], ["kv"])["kv"].all()
+
+
+def test_one_write_asks_for_the_times_of_few_files(tmp_path: Path) -> None:
+    """However many files others use, a write that makes room looks at no more than it may pass over, and then removes one."""
+    asked: list[PageId] = []
+
+    class Busy(ShardFolder):
+        def dated_ns(self, pool: str, key: str) -> int:
+            asked.append((pool, key))
+            return 1  # later than anything here
+
+    ledger, done = Ledger(1000), Counter[str]()
+    for page in range(1000):
+        ledger.put(("kv", f"{page:064x}"), 1)
+    make_room(ledger, Busy(tmp_path, "r0of1"), done, ("kv", "f" * 64), 1)
+    assert done == {"spared": 64, "evicted": 1}
+    assert len(asked) == 65

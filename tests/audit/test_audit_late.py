@@ -163,9 +163,10 @@ def put_rounds(log: Tape, count: int, kind: type[Event], **facts: Any) -> None:
 
 
 def test_a_newer_attempt_follows_a_wait_that_it_ended() -> None:
-    """Told once rounds prove that no port had kept it out; a rank that is alone may not know."""
-    for count, told in ((1, []), (2, ["the wait of attempt 0 was over as superseded, and no newer one came"])):
-        log = many(Tape(waits()))
+    """Told once rounds prove that no port had kept it out: one more with a lag; a rank that is alone may not know."""
+    said_so = ["the wait of attempt 0 was over as superseded, and no newer one came"]
+    for lag, count, told in ((0, 1, []), (0, 2, said_so), (1, 2, []), (1, 3, said_so)):
+        log = many(Tape(waits()), lag_ticks=lag)
         log.change(WaitEnded, request="c", new={"reason": Reason.SUPERSEDED})
         put_rounds(log, count, WaitEnded, request="c")
         assert said(Law.WAITING, log) == told
